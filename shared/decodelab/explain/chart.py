@@ -1,0 +1,222 @@
+"""A figure as plain data: what is shown and where, in pixels; never how a library draws it.
+
+The painters (paint_svg, paint_matplotlib, paint_plotly) take a Chart and agree on every tick,
+range and label, since all of them are decided here. Not a plotting library: lines, dots, stacked
+horizontal bars and reference lines are all that the course needs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, floor, log, log10
+from textwrap import wrap
+from typing import Literal
+
+from decodelab.explain.style import ROLES, say
+
+Span = tuple[float, float]
+LEFT, RIGHT, WIDTH = 64, 176, 720  # margins and full width, pixels
+GAP, LINE = 58, 18  # between panels; height of a line of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A quantity, its unit, and its scale: `log` is 0 for linear, or the base of the ticks.
+
+    `categories` names rows instead, the first on top; values are then row numbers from 0.
+    """
+
+    quantity: str
+    unit: str = ""
+    log: Literal[0, 2, 10] = 0
+    categories: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{self.quantity}{unit}{', log scale' if self.log else ''}"
+
+    def span(self, values: Sequence[float]) -> Span:
+        """The range to show: from 0 on a linear scale, with a margin on a logarithmic one."""
+        if self.categories:
+            return len(self.categories) - 0.5, -0.5
+        if not self.log:
+            return 0.0, max(values) * 1.08
+        if min(values) <= 0:
+            raise ValueError(
+                f"{self.quantity} is on a log scale, which has no place for {min(values)}; "
+                "every value must be above 0"
+            )
+        margin = max((max(values) / min(values)) ** 0.05, 1.1)
+        return min(values) / margin, max(values) * margin
+
+    def fraction(self, value: float, span: Span) -> float:
+        """Where `value` lies in `span`, 0 to 1."""
+        low, high = span
+        if self.log:
+            return log(value / low) / log(high / low)
+        return (value - low) / (high - low)
+
+    def ticks(self, span: Span) -> list[float]:
+        """At most about eight round values inside `span`."""
+        low, high = span
+        if self.categories:
+            return list(range(len(self.categories)))
+        if not self.log:
+            step = 10 ** floor(log10(high / 3))
+            step *= next(m for m in (1, 2, 2.5, 5, 10) if high / (step * m) <= 6)
+            return [i * step for i in range(floor(high / step) + 1)]
+        first, last = ceil(log(low, self.log) - 1e-9), floor(log(high, self.log) + 1e-9)
+        if self.log == 10 and last - first < 2:
+            tens = range(first - 1, last + 1)
+            return [v for e in tens for m in (1, 2, 5) if low <= (v := m * 10.0**e) <= high]
+        stride = (last - first) // 8 + 1
+        return [float(self.log) ** e for e in range(first, last + 1, stride)]
+
+    def tick_text(self, value: float) -> str:
+        return self.categories[int(value)] if self.categories else say(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one name and role, as a line, as dots, or as bars of length x in row y."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    kind: Literal["line", "dots", "bar"] = "line"
+    role: str = "prediction"
+    labels: tuple[str, ...] = ()  # one a point, written beside it; the series is then not keyed
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"unknown role {self.role!r}; choose one of {', '.join(ROLES)}")
+        if not self.x or len(self.x) != len(self.y):
+            raise ValueError(
+                f"{self.name!r} needs at least one point and as many x as y, "
+                f"got {len(self.x)} x and {len(self.y)} y"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A reference line across the panel at `at` on its x or y axis, with a label."""
+
+    at: float
+    label: str
+    axis: Literal["x", "y"] = "x"
+    role: str = "bound"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One y axis and what is drawn against it."""
+
+    y: Axis
+    series: tuple[Series, ...]
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def height(self) -> int:
+        """Height of the plotting area, pixels."""
+        rows = 36 * len(self.y.categories) or 210
+        return max(rows, LINE * len(self.keyed))
+
+    @cached_property
+    def y_span(self) -> Span:
+        values = [v for s in self.series for v in s.y]
+        return self.y.span(values + [r.at for r in self.rules if r.axis == "y"])
+
+    @property
+    def keyed(self) -> list[Series]:
+        """The series that are named at the right edge."""
+        return [s for s in self.series if not s.labels]
+
+    def bars(self) -> Iterator[tuple[Series, float, float, float]]:
+        """Each stacked segment as (series, row, start, length)."""
+        ends: dict[float, float] = {}
+        for series in (s for s in self.series if s.kind == "bar"):
+            for length, row in zip(series.x, series.y, strict=True):
+                start = ends.get(row, 0.0)
+                ends[row] = start + length
+                yield series, row, start, length
+
+    def keys(self) -> list[tuple[Series, float]]:
+        """Each named series with the height of its name: beside its end, none on another."""
+        if self.y.categories:
+            step = LINE / self.height
+            return [(s, 1 - step * (i + 0.5)) for i, s in enumerate(self.keyed)]
+        ends = [(self.y.fraction(s.y[-1], self.y_span), s) for s in self.keyed]
+        ends.sort(key=lambda pair: pair[0])
+        heights = spread([height for height, _ in ends], LINE / self.height)
+        return [(s, height) for (_, s), height in zip(ends, heights, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A claim as title, and panels one above the other on a shared x axis."""
+
+    title: str
+    x: Axis
+    panels: tuple[Panel, ...]
+
+    @cached_property
+    def x_span(self) -> Span:
+        """The shared range of x; bars count with their stacked ends."""
+        values = [x for p in self.panels for s in p.series if s.kind != "bar" for x in s.x]
+        values += [start + length for p in self.panels for _, _, start, length in p.bars()]
+        values += [r.at for p in self.panels for r in p.rules if r.axis == "x"]
+        return self.x.span(values)
+
+    @property
+    def title_lines(self) -> list[str]:
+        return wrap(self.title, 80)
+
+    def boxes(self) -> list[tuple[Panel, float, float, float, float]]:
+        """Each panel with left, top, width, height of its plotting area, in pixels."""
+        top, boxes = LINE * len(self.title_lines) + 38.0, []
+        for panel in self.panels:
+            boxes.append((panel, float(LEFT), top, float(WIDTH - LEFT - RIGHT), panel.height))
+            top += panel.height + GAP
+        return boxes
+
+    @property
+    def height(self) -> float:
+        *_, top, _, height = self.boxes()[-1]
+        return top + height + 46
+
+    def describe(self) -> str:
+        """Say in words and numbers what the figure shows, a sentence a panel."""
+        return " ".join([f"{self.title}."] + [self._describe_panel(p) for p in self.panels])
+
+    def _describe_panel(self, panel: Panel) -> str:
+        said = [self._describe_series(s, panel.y) for s in panel.series]
+        for rule in panel.rules:
+            unit = (self.x if rule.axis == "x" else panel.y).unit
+            said.append(f"{rule.label}, at {say(rule.at)} {unit}".rstrip())
+        subject = self.x.title if panel.y.categories else panel.y.title
+        return f"{subject[:1].upper()}{subject[1:]}: {'; '.join(said)}."
+
+    def _describe_series(self, series: Series, y: Axis) -> str:
+        if y.categories:
+            pairs = [(say(x), y.tick_text(row)) for x, row in zip(series.x, series.y, strict=True)]
+            return f"{series.name} " + ", ".join(f"{x} at {row}" for x, row in pairs)
+        points = list(zip(series.x, series.y, strict=True))
+        if series.labels:
+            where = [f"{say(v)} at {self.x.quantity} {say(x)}" for x, v in points]
+            return ", ".join(f"{n}: {w}" for n, w in zip(series.labels, where, strict=True))
+        ends = points if len(points) == 1 else [points[0], points[-1]]
+        said = [f"{say(v)} at {self.x.quantity} {say(x)}" for x, v in ends]
+        return f"{series.name} {' to '.join(said)}"
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move rising `heights`, each 0 to 1, as little as needed to lie `gap` apart, inside 0..1."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else max(height, 0.0))
+    ceiling = 1.0
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    return placed
