@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 
 MIME = "application/vnd.decodelab.measurement+json"
-FILE_NAME = "measurements.json"  # decodelab.explain.lesson reads it: REPLAY_FILE
+FILE_NAME = "measurements.json"  # decodelab.explain.lesson reads it
 MAX_BYTES_EACH = 64_000
 MAX_BYTES = 1_000_000
 

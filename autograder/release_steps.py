@@ -16,12 +16,14 @@ from traitlets import Unicode
 from autograder.cells import (
     PREDICTION_LINE,
     QUIZ_LINE,
+    SOLUTION,
     choice,
     is_answer,
     is_measured,
     is_quiz,
     questions,
     tags,
+    without_region,
 )
 from autograder.conventions import check_source
 from autograder.project import QUIZZES, ROOT, read_project
@@ -86,6 +88,8 @@ class ClearAnswers(ClearSolutions):
             cell.source = PREDICTION_LINE.sub(r"\g<name>...\g<rest>", cell.source)
         if is_answer(cell) and "quiz" in tags(cell):
             cell.source = QUIZ_LINE.sub(r'\g<name> = "?"\g<rest>', cell.source)
+            # Where the right letter depends on a measurement, the reference computes it below.
+            cell.source = without_region(cell.source, SOLUTION).rstrip()
             return cell, resources
         return super().preprocess_cell(cell, resources, index)
 

@@ -2,10 +2,13 @@
 
 import csv
 import json
+import re
 from copy import deepcopy
+from html import unescape
 
 import nbformat
 import pytest
+from decodelab.explain.lesson import MEASUREMENT_MIME, MEASUREMENTS_FILE
 from nb.course import Course
 from nb.toy import (
     LESSON,
@@ -105,7 +108,9 @@ def points_of(course: Course, student: str) -> dict[str, float | None]:
 
 
 def feedback(course: Course, student: str) -> str:
-    return (course.path("feedback", student) / f"{LESSON}.html").read_text(encoding="utf-8")
+    """Return the text that the feedback page shows, without its markup."""
+    page = (course.path("feedback", student) / f"{LESSON}.html").read_text(encoding="utf-8")
+    return unescape(re.sub(r"<[^>]*>", "", page))
 
 
 def test_the_blank_release_scores_nothing(course: Course) -> None:
@@ -149,7 +154,6 @@ def test_a_test_that_did_not_run_says_so_in_the_feedback(course: Course) -> None
 def test_feedback_shows_no_hidden_test(course: Course, student: str) -> None:
     text = feedback(course, student)
     assert "two bytes for each of the four weights" in text, "the visible test is shown"
-    assert [secret for secret in SECRETS if secret.replace('"', "&quot;") in text] == []
     assert [secret for secret in SECRETS if secret in text] == []
 
 
@@ -175,9 +179,8 @@ def test_the_export_has_a_row_for_everybody(course: Course) -> None:
 
 
 def test_the_lesson_and_the_grader_agree_on_the_measurements_file() -> None:
-    lesson = pytest.importorskip("decodelab.explain.lesson")
-    assert lesson.MIME == HARVESTED_MIME == MIME
-    assert lesson.REPLAY_FILE == FILE_NAME
+    assert MEASUREMENT_MIME == HARVESTED_MIME == MIME
+    assert MEASUREMENTS_FILE == FILE_NAME
 
 
 def notebook_with(*payloads: object) -> NotebookNode:

@@ -17,6 +17,7 @@ from decodelab.explain.style import ROLES, say
 Span = tuple[float, float]
 LEFT, RIGHT, WIDTH = 64, 176, 720  # margins and full width, pixels
 GAP, LINE = 58, 18  # between panels; height of a line of text
+NEAR_EDGE = 0.75  # right of this fraction, a label stands before its point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,14 @@ class Axis:
     """A quantity, its unit, and its scale: `log` is 0 for linear, or the base of the ticks.
 
     `categories` names rows instead, the first on top; values are then row numbers from 0.
+    `include` are values to keep in view, so that a scale stands still while a slider moves.
     """
 
     quantity: str
     unit: str = ""
     log: Literal[0, 2, 10] = 0
     categories: tuple[str, ...] = ()
+    include: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
@@ -40,6 +43,7 @@ class Axis:
         """The range to show: from 0 on a linear scale, with a margin on a logarithmic one."""
         if self.categories:
             return len(self.categories) - 0.5, -0.5
+        values = [*values, *self.include]
         if not self.log:
             return 0.0, max(values) * 1.08
         if min(values) <= 0:
@@ -86,7 +90,7 @@ class Series:
     y: tuple[float, ...]
     kind: Literal["line", "dots", "bar"] = "line"
     role: str = "prediction"
-    labels: tuple[str, ...] = ()  # one a point, written beside it; the series is then not keyed
+    labels: tuple[str, ...] = ()  # one a point, written beside it
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -120,17 +124,12 @@ class Panel:
     def height(self) -> int:
         """Height of the plotting area, pixels."""
         rows = 36 * len(self.y.categories) or 210
-        return max(rows, LINE * len(self.keyed))
+        return max(rows, LINE * len(self.series))
 
     @cached_property
     def y_span(self) -> Span:
         values = [v for s in self.series for v in s.y]
         return self.y.span(values + [r.at for r in self.rules if r.axis == "y"])
-
-    @property
-    def keyed(self) -> list[Series]:
-        """The series that are named at the right edge."""
-        return [s for s in self.series if not s.labels]
 
     def bars(self) -> Iterator[tuple[Series, float, float, float]]:
         """Each stacked segment as (series, row, start, length)."""
@@ -141,12 +140,12 @@ class Panel:
                 ends[row] = start + length
                 yield series, row, start, length
 
-    def keys(self) -> list[tuple[Series, float]]:
+    def names(self) -> list[tuple[Series, float]]:
         """Each named series with the height of its name: beside its end, none on another."""
         if self.y.categories:
             step = LINE / self.height
-            return [(s, 1 - step * (i + 0.5)) for i, s in enumerate(self.keyed)]
-        ends = [(self.y.fraction(s.y[-1], self.y_span), s) for s in self.keyed]
+            return [(s, 1 - step * (i + 0.5)) for i, s in enumerate(self.series)]
+        ends = [(self.y.fraction(s.y[-1], self.y_span), s) for s in self.series]
         ends.sort(key=lambda pair: pair[0])
         heights = spread([height for height, _ in ends], LINE / self.height)
         return [(s, height) for (_, s), height in zip(ends, heights, strict=True)]
@@ -193,7 +192,8 @@ class Chart:
         said = [self._describe_series(s, panel.y) for s in panel.series]
         for rule in panel.rules:
             unit = (self.x if rule.axis == "x" else panel.y).unit
-            said.append(f"{rule.label}, at {say(rule.at)} {unit}".rstrip())
+            at = say(rule.at)
+            said.append(rule.label if at in rule.label else f"{rule.label} {at} {unit}")
         subject = self.x.title if panel.y.categories else panel.y.title
         return f"{subject[:1].upper()}{subject[1:]}: {'; '.join(said)}."
 

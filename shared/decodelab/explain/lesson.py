@@ -5,7 +5,6 @@ as JSON, so that they travel inside the notebook. When a grader runs the noteboo
 those measurements: a student is judged by their own machine. Nothing here measures or draws.
 """
 
-import importlib.util
 import json
 import math
 import numbers
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 from IPython.display import display
 
-from decodelab.explain.figures import progress
+from decodelab.explain.progress import progress
 from decodelab.measure import (
     Calibration,
     Decoder,
@@ -36,8 +35,8 @@ from decodelab.measure import (
 from decodelab.measure.memory import available_bytes
 from decodelab.predict import SHAPES, ModelShape
 
-MIME = "application/vnd.decodelab.measurement+json"
-REPLAY_FILE = "measurements.json"
+MEASUREMENT_MIME = "application/vnd.decodelab.measurement+json"
+MEASUREMENTS_FILE = "measurements.json"
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)
 SURFACE = {"batches": (1, 4, 16, 64), "contexts": (128, 512, 1024)}
 
@@ -92,27 +91,26 @@ class Lesson:
         self.name = name
         self.device = pick_device()
         self.dtype = pick_dtype(self.device)
-        self.shape_name = shape or os.environ.get("DECODELAB_SHAPE") or default_shape(self.device)
-        if self.shape_name not in SHAPES:
-            raise ValueError(
-                f"no shape is called {self.shape_name!r}; there are {', '.join(SHAPES)}"
-            )
-        self.shape: ModelShape = SHAPES[self.shape_name]
+        self._runs = shape or os.environ.get("DECODELAB_SHAPE") or default_shape(self.device)
+        if self._runs not in SHAPES:
+            raise ValueError(f"no shape is called {self._runs!r}; there are {', '.join(SHAPES)}")
+        # A replay speaks of the shape and dtype that the student measured, wherever it runs.
         self._replay = load_replay()
+        size = torch.empty(0, dtype=self.dtype).element_size()
+        setup = self.record("setup", lambda: {"shape": self._runs, "bytes_per_element": size})
+        self.shape_name, self.bytes_per_element = setup["shape"], setup["bytes_per_element"]
+        self.shape: ModelShape = SHAPES[self.shape_name]
 
     @cached_property
     def model(self) -> Decoder:
-        """A decoder of this lesson's shape with random weights: speed doesn't depend on values."""
-        return Decoder.random(self.shape, seed=0, device=self.device, dtype=self.dtype)
-
-    @property
-    def bytes_per_element(self) -> int:
-        """Bytes that one weight, or one element of the KV cache, takes here."""
-        return torch.empty(0, dtype=self.dtype).element_size()
+        """A decoder with random weights, of this lesson's shape: speed doesn't depend on values."""
+        return Decoder.random(SHAPES[self._runs], seed=0, device=self.device, dtype=self.dtype)
 
     def preflight(self) -> None:
         """Show in plain words what this notebook runs on and what it will ask of it."""
-        display(Table(preflight_rows(self), caption="This machine"))
+        setup = {"shape": self.shape_name, "bytes_per_element": self.bytes_per_element}
+        table = Table(preflight_rows(self), caption="This machine")
+        display(Stored(table, {"name": "setup", "measured": setup}))
 
     # Rounds
 
@@ -122,7 +120,7 @@ class Lesson:
         Raises NotCommittedError when `predicted` is not yet a number.
         """
         guess = committed(name, predicted)
-        value = self.record(name, lambda: {"value": float(measure())})["value"]
+        value = float(measure())
         result = Round(name=name, predicted=guess, measured=value, unit=unit)
         payload = {"name": name, "predicted": guess, "unit": unit, "measured": {"value": value}}
         display(Stored(result, payload))
@@ -185,15 +183,19 @@ class Lesson:
 
         return self._stored(f"linear {d_in}x{d_out}", run)["seconds"]
 
-    def fit(self, timings: Sequence[StepTiming]) -> StepTimeModel:
-        """Fit the additive step-time model to the corners of what was measured."""
-        batches, contexts = ({t.batch for t in timings}, {t.context for t in timings})
-        corner = lambda t: t.batch in (min(batches), max(batches)) and t.context in (  # noqa: E731
-            min(contexts),
-            max(contexts),
-        )
-        corners = [t for t in timings if corner(t)]
-        return StepTimeModel.fit(self.shape, corners, self.calibration, self.bytes_per_element)
+    def fit(self, surface: Sequence[StepTiming]) -> tuple[StepTimeModel, list[StepTiming]]:
+        """Fit the additive model to the smallest, a middle and the largest batch of a surface.
+
+        Only the shortest and the longest context count; returns the model and the unseen cells.
+        """
+        batches = sorted({t.batch for t in surface})
+        contexts = [t.context for t in surface]
+        chosen = {batches[0], batches[len(batches) // 2], batches[-1]}
+        ends = {min(contexts), max(contexts)}
+        known = [t for t in surface if t.batch in chosen and t.context in ends]
+        unseen = [t for t in surface if t not in known]
+        size = self.bytes_per_element
+        return StepTimeModel.fit(self.shape, known, self.calibration, size), unseen
 
 
 def committed(name: str, predicted: object) -> float:
@@ -219,15 +221,16 @@ def default_shape(device: torch.device) -> str:
 
 def load_replay(folder: Path | None = None) -> dict[str, dict]:
     """Return the student's own measurements when nbgrader runs this notebook again, else nothing."""
-    path = (folder or Path.cwd()) / REPLAY_FILE
+    path = (folder or Path.cwd()) / MEASUREMENTS_FILE
     if os.environ.get("NBGRADER_EXECUTION") != "autograde" or not path.exists():
         return {}
-    return {p["name"]: p["measured"] for p in json.loads(path.read_text(encoding="utf-8"))}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {name: payload.get("measured", {}) for name, payload in stored.items()}
 
 
 def in_colab() -> bool:
     """True inside a Colab kernel."""
-    return "google.colab" in sys.modules or importlib.util.find_spec("google.colab") is not None
+    return "google.colab" in sys.modules
 
 
 def preflight_rows(lesson: Lesson) -> list[tuple[str, str]]:
@@ -282,7 +285,7 @@ class Stored:
     payload: dict
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        bundle = {"text/plain": str(self.shown), MIME: self.payload}
+        bundle = {"text/plain": str(self.shown), MEASUREMENT_MIME: self.payload}
         if hasattr(self.shown, "_repr_html_"):
             bundle["text/html"] = self.shown._repr_html_()
         return bundle

@@ -6,7 +6,7 @@ that plotly adds to each figure. tests/test_explain_chart.py has plotly itself c
 
 from math import log10
 
-from decodelab.explain.chart import WIDTH, Axis, Chart, Panel, Rule, Series, Span
+from decodelab.explain.chart import NEAR_EDGE, WIDTH, Axis, Chart, Panel, Rule, Series, Span
 from decodelab.explain.style import FAINT, INK, PAPER, ROLES
 
 
@@ -26,7 +26,7 @@ def paint_plotly(chart: Chart) -> dict:
         for rule in panel.rules:
             shapes.append(_rule_line(rule, n))
             notes.append(_rule_label(chart, panel, rule, n))
-        notes += [_key(series, height, n) for series, height in panel.keys()]
+        notes += [_key(series, height, n) for series, height in panel.names()]
         notes.append(_note(f"<b>{panel.y.title}</b>", 0, 1, n, yshift=12))
     layout = {
         "width": WIDTH, "height": round(chart.height), "showlegend": False, "barmode": "stack",
@@ -51,8 +51,10 @@ def _axis(axis: Axis, span: Span, domain: Span, anchor: str) -> dict:
 def _trace(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
     look, unit = ROLES[series.role], panel.y.unit
     where = f"{chart.x.quantity} %{{x:,.4~g}} {chart.x.unit}"
-    hover = "%{y}: %{x:,.4~g} " + chart.x.unit if panel.y.categories else (
-        f"%{{y:,.4~g}} {unit}<br>{where}"
+    hover = (
+        "%{y}: %{x:,.4~g} " + chart.x.unit
+        if panel.y.categories
+        else (f"%{{y:,.4~g}} {unit}<br>{where}")
     )
     trace = {
         "x": list(series.x), "y": list(series.y), "name": series.name, "xaxis": f"x{n}",
@@ -65,10 +67,12 @@ def _trace(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
     if series.kind == "line":
         return trace | {"type": "scatter", "mode": "lines", "line": _line(series.role, 2.5)}
     ring = {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2}}
+    near_edge = (chart.x.fraction(x, chart.x_span) > NEAR_EDGE for x in series.x)
+    places = ["bottom left" if near else "bottom right" for near in near_edge]
     dot = {"size": 10, "color": look.ink, "line": edge}
     return trace | {
         "type": "scatter", "mode": "markers+text" if series.labels else "markers",
-        "text": list(series.labels), "textposition": "bottom right",
+        "text": list(series.labels), "textposition": places,
         "marker": ring if series.role == "marker" else dot,
     }  # fmt: skip
 
@@ -101,7 +105,7 @@ def _rule_label(chart: Chart, panel: Panel, rule: Rule, n: str) -> dict:
         up = panel.y.fraction(rule.at, panel.y_span)
         return _note(rule.label, 0, up, n, xshift=5, yshift=9)
     across = chart.x.fraction(rule.at, chart.x_span)
-    before = across > 0.7
+    before = across > NEAR_EDGE
     shift = {"xshift": -5 if before else 5, "xanchor": "right" if before else "left"}
     return _note(rule.label, across, 0, n, yshift=10, **shift)
 

@@ -6,7 +6,7 @@ a text alternative to a screen reader. No hover, no script, nothing fetched.
 
 from html import escape
 
-from decodelab.explain.chart import LINE, WIDTH, Chart, Panel, Rule, Series
+from decodelab.explain.chart import LINE, NEAR_EDGE, WIDTH, Chart, Panel, Rule, Series
 from decodelab.explain.style import ROLES
 
 Box = tuple[Panel, float, float, float, float]
@@ -35,7 +35,7 @@ def paint_svg(chart: Chart) -> str:
         parts += [_rule(chart, box, rule) for rule in box[0].rules]
         parts += _bars(chart, box)
         parts += [_series(chart, box, s) for s in box[0].series if s.kind != "bar"]
-        parts += [_key(box, series, height) for series, height in box[0].keys()]
+        parts += [_key(box, series, height) for series, height in box[0].names()]
     return "".join(parts) + "</svg>"
 
 
@@ -76,8 +76,11 @@ def _rule(chart: Chart, box: Box, rule: Rule) -> str:
     panel, left, top, width, height = box
     if rule.axis == "x":
         x, _ = _at(chart, box, rule.at, panel.y_span[0])
-        before = x > left + width * 0.7
-        path, label = f"M{x:.1f} {top}V{top + height}", (x + (-5 if before else 5), top + height - 7)
+        before = x > left + width * NEAR_EDGE
+        path, label = (
+            f"M{x:.1f} {top}V{top + height}",
+            (x + (-5 if before else 5), top + height - 7),
+        )
     else:
         _, y = _at(chart, box, chart.x_span[0], rule.at)
         before, path, label = False, f"M{left} {y:.1f}H{left + width}", (left + 5, y - 5)
@@ -112,7 +115,10 @@ def _series(chart: Chart, box: Box, series: Series) -> str:
     if series.kind == "line":
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         return f'<polyline points="{path}" {_stroke(series.role)} stroke-linejoin="round"/>'
-    labels = [_text(x + 9, y + 15, n) for (x, y), n in zip(points, series.labels, strict=False)]
+    labels = []
+    for (x, y), label in zip(points, series.labels, strict=False):
+        before = 'text-anchor="end"' if x > box[1] + box[3] * NEAR_EDGE else ""
+        labels.append(_text(x - 9 if before else x + 9, y + 16, label, before))
     return "".join([_dot(series.role, x, y) for x, y in points] + labels)
 
 

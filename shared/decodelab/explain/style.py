@@ -8,7 +8,6 @@ vermilion is kept for what breaks: an SLO missed, memory run out.
 from dataclasses import dataclass
 from math import floor, log10
 
-
 # Where a figure can't follow the page's theme it brings its own paper and ink.
 PAPER, INK, FAINT = "#fbfaf7", "#333333", "#e2e0da"
 
@@ -42,9 +41,9 @@ ROLES = {
 
 
 def say(value: float) -> str:
-    """Write a number with three significant digits, as prose does: 0.207, 23.8, 2,690."""
-    if value == 0:
-        return "0"
+    """Write a number as prose does: 1,024 whole, others to three digits (0.207, 23.8, 2,690)."""
+    if value == int(value):
+        return f"{int(value):,}"
     digits = 2 - floor(log10(abs(value)))
     text = f"{round(value, digits):,.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

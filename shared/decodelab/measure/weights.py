@@ -33,6 +33,7 @@ IN_BLOCK = {  # a decoder layer's tensors: their names in GGUF and in Hugging Fa
     "ffn_down": "mlp.down_proj",
 }
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 GGUF_FIELDS = {  # config.json's field: the GGUF key after "<architecture>."
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -82,8 +83,7 @@ def tensor_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     for layer in range(shape.layers):
         block = f"model.layers.{layer}."
         for linear in shape.linears()[:-1]:
-            part = "mlp" if linear.d_out == shape.ffn or linear.d_in == shape.ffn else "self_attn"
-            part = "self_attn" if linear.name[:2] in ("q_", "k_", "v_", "o_") else part
+            part = "self_attn" if linear.name in ATTENTION else "mlp"
             sizes[f"{block}{part}.{linear.name}.weight"] = (linear.d_out, linear.d_in)
             if linear.bias:
                 sizes[f"{block}{part}.{linear.name}.bias"] = (linear.d_out,)

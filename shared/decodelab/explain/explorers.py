@@ -1,0 +1,196 @@
+"""Sliders over a surface of step times: the model's line through the student's own dots.
+
+Core ipywidgets and one SVG string, so that it redraws within a blink, follows the theme, and
+works in JupyterLab, Notebook, VS Code and Colab with nothing fetched. It measures nothing.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from math import log
+
+from IPython.display import display
+from ipywidgets import HTML, BoundedIntText, HBox, IntSlider, Layout, VBox, link
+
+from decodelab.explain.figures import Figure, batch_curve, step_bars
+from decodelab.explain.paint_matplotlib import png
+from decodelab.explain.paint_svg import paint_svg
+from decodelab.explain.style import say
+
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surface:
+    """Step time in seconds over (batch, context): predicted everywhere, measured at some cells.
+
+    `bound(batch, context)` is the roofline's seconds, `terms(batch, context)` the prediction's
+    parts by name, `kv_bytes(batch, context)` the cache, `limit(context)` the largest batch that
+    fits. All callables are pure and fast: they run at each move of a slider.
+    """
+
+    predicted: Callable[[int, int], float]
+    measured: Mapping[tuple[int, int], float]
+    bound: Callable[[int, int], float] | None = None
+    terms: Callable[[int, int], Mapping[str, float]] | None = None
+    kv_bytes: Callable[[int, int], float] | None = None
+    limit: Callable[[int], int] | None = None
+    max_batch: int = 128
+    contexts: tuple[int, int] = (64, 4096)
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 2 or not 0 < self.contexts[0] < self.contexts[1]:
+            raise ValueError(
+                "the sliders need max_batch of 2 or more and contexts (low, high) that rise from "
+                f"above 0, got max_batch={self.max_batch}, contexts={self.contexts}"
+            )
+
+    @cached_property
+    def batches(self) -> list[int]:
+        """Where the lines are drawn: about two points each doubling."""
+        steps = range(int(2 * log(self.max_batch, 2)) + 1)
+        return sorted({round(2 ** (i / 2)) for i in steps} | {self.max_batch})
+
+    @cached_property
+    def frame(self) -> list[tuple[int, float]]:
+        """What stays in view at every slider position, as (batch, seconds)."""
+        functions = [f for f in (self.predicted, self.bound) if f]
+        corners = [(b, c) for b in (1, self.max_batch) for c in self.contexts]
+        seconds = [(b, f(b, c)) for f in functions for b, c in corners]
+        return seconds + [(b, s) for (b, _), s in self.measured.items() if b <= self.max_batch]
+
+    def fits(self, context: int) -> int:
+        """The largest batch to show at `context`."""
+        return min(self.limit(context), self.max_batch) if self.limit else self.max_batch
+
+    def measured_near(self, context: int) -> tuple[int, dict[int, float]]:
+        """The measured context nearest in ratio, and its {batch: seconds}; 0 and {} if none."""
+        if not self.measured:
+            return 0, {}
+        near = min({c for _, c in self.measured}, key=lambda c: abs(log(c / context)))
+        return near, {b: s for (b, c), s in sorted(self.measured.items()) if c == near}
+
+    def figure(self, batch: int, context: int) -> Figure:
+        """The batch curve at `context`, with `batch` ringed."""
+        near, dots = self.measured_near(context)
+        fits = self.fits(context)
+        batches = sorted({b for b in [*self.batches, batch, fits] if 1 <= b <= fits})
+        lines = {
+            name: {b: f(b, context) for b in batches}
+            for name, f in (("predicted", self.predicted), ("bound", self.bound))
+            if f
+        }
+        return batch_curve(
+            **lines,
+            measured={b: s for b, s in dots.items() if b <= self.max_batch},
+            measured_name=f"measured, context {say(near)}",
+            marker={batch: self.predicted(batch, context)} if batch <= fits else None,
+            limit=fits if fits < self.max_batch else None,
+            log_latency=True,
+            frame=self.frame,
+            title=f"The step at context {say(context)}: batch {batch} of {self.max_batch}",
+        )
+
+    def readout(self, batch: int, context: int) -> str:
+        """Say the prediction at one point in words and numbers, and the nearest measurement."""
+        where = f"Batch {batch}, context {say(context)}"
+        if batch > self.fits(context):
+            return f"{where}: out of memory; at this context {self.fits(context)} sequences fit."
+        seconds = self.predicted(batch, context)
+        said = [
+            f"{where}, predicted: {say(batch / seconds)} tokens/s for all users, "
+            f"{say(1 / seconds)} for each, {say(seconds * 1e3)} ms per token"
+        ]
+        if self.terms:
+            terms = self.terms(batch, context)
+            largest = max(terms, key=terms.get)
+            said.append(f"largest term: {largest}, {terms[largest] / sum(terms.values()):.0%}")
+        if self.kv_bytes:
+            said.append(f"KV cache {say(self.kv_bytes(batch, context) / 1e9)} GB")
+        return "; ".join(said) + f". {self._nearest(batch, context)}"
+
+    def _nearest(self, batch: int, context: int) -> str:
+        context, dots = self.measured_near(context)
+        if not dots:
+            return "Nothing measured yet."
+        batch = min(dots, key=lambda b: abs(log(b / batch)))
+        ratio = self.predicted(batch, context) / dots[batch]
+        return (
+            f"Nearest measurement, batch {batch} at context {say(context)}: "
+            f"{say(dots[batch] * 1e3)} ms; the prediction there is {ratio:.2f} of it."
+        )
+
+    def html(self, batch: int, context: int) -> str:
+        """All that the explorer shows at one position of its sliders."""
+        parts = [
+            f'<p role="status" style="max-width:720px">{escape(self.readout(batch, context))}</p>'
+        ]
+        parts.insert(0, paint_svg(self.figure(batch, context)))
+        if self.terms and batch <= self.fits(context):
+            bars = {f"B = {batch}": self.terms(batch, context)}
+            parts.append(paint_svg(step_bars(predicted=bars, title="The terms of this step")))
+        return "".join(parts)
+
+
+class Explorer:
+    """A Surface with two sliders; shows itself, with a PNG beside for places without widgets."""
+
+    def __init__(self, surface: Surface, batch: int, context: int) -> None:
+        self.surface = surface
+        low, high = surface.contexts
+        batch_row, self.batch = _number("Batch size", batch, 1, surface.max_batch, 1)
+        context_row, self.context = _number("Context", context, low, high, 64)
+        self.chart = HTML()
+        self.view = VBox([batch_row, context_row, self.chart])
+        for number in (self.batch, self.context):
+            number.observe(self.redraw, names="value")
+        self.redraw()
+
+    def redraw(self, change: object = None) -> None:
+        """Draw what the sliders say."""
+        self.chart.value = self.surface.html(self.batch.value, self.context.value)
+
+    def figure(self) -> Figure:
+        """The static twin: the same chart where the sliders stand now."""
+        return self.surface.figure(self.batch.value, self.context.value)
+
+    def _ipython_display_(self) -> None:
+        # One display_data message, never an execute_result: Colab adds its widget manager's
+        # address to display_data alone.
+        figure = self.figure()
+        bundle = {
+            WIDGET_MIME: {"version_major": 2, "version_minor": 0, "model_id": self.view.model_id},
+            "image/png": b64encode(png(figure)).decode(),
+            "text/plain": figure.describe(),
+        }
+        display(bundle, raw=True)
+
+
+def batch_context_explorer(
+    predicted: Callable[[int, int], float],
+    measured: Mapping[tuple[int, int], float],
+    *,
+    batch: int = 8,
+    context: int = 512,
+    **surface: object,
+) -> Explorer:
+    """Build the explorer of step time over batch size and context; `display` shows it.
+
+    `predicted(batch, context)` and `measured[batch, context]` are seconds; for the rest
+    (`bound`, `terms`, `kv_bytes`, `limit`, `max_batch`, `contexts`) see Surface.
+    """
+    return Explorer(Surface(predicted=predicted, measured=measured, **surface), batch, context)
+
+
+def _number(name: str, value: int, low: int, high: int, step: int) -> tuple[HBox, BoundedIntText]:
+    """A slider for the mouse beside a number box, which any keyboard reaches; they move as one."""
+    box = BoundedIntText(
+        value=value, min=low, max=high, step=step, description=name, layout=Layout(width="190px")
+    )
+    slider = IntSlider(
+        value=box.value, min=low, max=high, step=step, readout=False, layout=Layout(width="420px")
+    )
+    link((slider, "value"), (box, "value"))
+    return HBox([box, slider]), box

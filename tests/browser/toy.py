@@ -1,0 +1,53 @@
+"""A small notebook with every figure and the explorer, over an invented surface of step times."""
+
+from pathlib import Path
+
+import nbformat.v4 as v4
+
+SURFACE = """
+from IPython.display import display
+from decodelab.explain import batch_context_explorer, figures
+
+def terms(batch, context):
+    return {"weights": .032, "KV": 2.7e-6 * batch * context,
+            "arithmetic": .0023 * batch, "overhead": .030}
+
+def predicted(batch, context):
+    return sum(terms(batch, context).values())
+
+def bound(batch, context):
+    return max(.032, .0022 * batch) + terms(batch, context)["KV"]
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+measured = {(b, c): predicted(b, c) * (1 + .08 * (-1) ** i)
+            for i, b in enumerate(BATCHES) for c in (128, 512, 2048)}
+steps = {b: measured[b, 128] for b in BATCHES}
+line = {b: predicted(b, 128) for b in BATCHES}
+"""
+EXPLORER = """
+explorer = batch_context_explorer(
+    predicted, measured, terms=terms, bound=bound, max_batch=128, contexts=(64, 4096),
+    kv_bytes=lambda b, c: 46e3 * b * c, limit=lambda c: int(16e9 / 46e3 / c),
+)
+display(explorer)
+"""
+FIGURES = (
+    "figures.roofline(flops=120e9, bandwidth=17e9, predicted={'on paper, B = 1': .5},\n"
+    "    measured={'decode, B = 1': (.5, 3.9e9), 'decode, B = 8': (3.9, 21e9),\n"
+    "              'decode, B = 64': (28, 50e9), 'prefill, 512 tokens': (200, 88e9)})",
+    "figures.intensity_curve(ridge=140)",
+    "figures.batch_curve(predicted=line, measured=steps, bound={b: bound(b, 128) for b in line})",
+    "figures.batch_curve(predicted=line, measured=steps, limit=64, log=False)",
+    "figures.step_bars(predicted={f'B = {b}': terms(b, 512) for b in (1, 8, 64)},\n"
+    "    measured={f'B = {b}': measured[b, 512] for b in (1, 8, 64)})",
+    "figures.cost_curve(usd_per_hour=2, predicted=line, measured=steps)",
+)
+
+
+def write_toy(path: Path, figures: bool = False) -> Path:
+    """Write the toy notebook to `path`: the explorer, then with `figures` every figure."""
+    cells = [SURFACE, EXPLORER, *(FIGURES if figures else ())]
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(c.strip()) for c in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    path.write_text(v4.writes(notebook), encoding="utf-8")
+    return path
