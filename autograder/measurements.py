@@ -32,8 +32,8 @@ class HarvestMeasurements(NbGraderPreprocessor):
         return nb, resources
 
 
-def harvest(nb: NotebookNode) -> list[dict]:
-    """Return the last payload of each name, in notebook order; what is no small plain JSON is left.
+def harvest(nb: NotebookNode) -> dict[str, dict]:
+    """Return the last payload of each name, in notebook order; leave what is no small plain JSON.
 
     A payload is {"name": str, "measured": {...}, ...}, at most MAX_BYTES_EACH; MAX_BYTES in all.
     """
@@ -42,11 +42,11 @@ def harvest(nb: NotebookNode) -> list[dict]:
         if _size(payload) <= MAX_BYTES_EACH:
             found.pop(payload["name"], None)
             found[payload["name"]] = payload
-    total, kept = 0, []
-    for payload in found.values():
+    total, kept = 0, {}
+    for name, payload in found.items():
         total += _size(payload)
         if total <= MAX_BYTES:
-            kept.append(payload)
+            kept[name] = payload
     return kept
 
 

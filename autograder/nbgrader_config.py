@@ -1,7 +1,7 @@
 """nbgrader's settings for this course.
 
-`python -m autograder.link` makes plain `nbgrader COMMAND LESSON` find this file. Without it, from
-the repository's root: `nbgrader COMMAND LESSON --config autograder/nbgrader_config.py`.
+`python -m autograder.link` makes plain `nbgrader COMMAND LESSON` find this file. Without it, add
+`--NbGrader.config_file=autograder/nbgrader_config.py` (nbgrader has no shorter flag for it).
 """
 
 import os

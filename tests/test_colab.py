@@ -124,7 +124,6 @@ def test_the_set_up_cell_does_nothing_elsewhere(lesson: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("colab")
 def test_lessons_run_on_colab_s_notebook_stack() -> None:
     done = subprocess.run(
         ["bash", str(ROOT / "tests" / "colab_venv.sh")], capture_output=True, text=True

@@ -3,12 +3,16 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from copy import deepcopy
 from html import unescape
+from pathlib import Path
 
 import nbformat
 import pytest
-from decodelab.explain.lesson import MEASUREMENT_MIME, MEASUREMENTS_FILE
+from decodelab.explain.lesson import MEASUREMENTS_FILE
+from decodelab.explain.rounds import MEASUREMENT_MIME
 from nb.course import Course
 from nb.toy import (
     LESSON,
@@ -26,7 +30,7 @@ from autograder.grading_steps import FailWhatDidNotRun, LimitBytes
 from autograder.measurements import FILE_NAME, MAX_BYTES_EACH, harvest
 from autograder.measurements import MIME as HARVESTED_MIME
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("grading")]
+pytestmark = pytest.mark.slow
 
 TEST, QUIZ, CAUSE = "weight_bytes_counts_two_bytes_each", "q1_is_answered", "cause_is_your_own"
 FULL = {TEST: 2.0, QUIZ: 1.0, CAUSE: 1.0}
@@ -138,7 +142,7 @@ def test_right_answers_score_full_in_spite_of_an_accident(course: Course, studen
 def test_a_choice_is_judged_by_the_student_s_own_measurement(course: Course) -> None:
     assert points_of(course, "own_machine") == FULL
     written = json.loads((course.path("autograded", "own_machine") / FILE_NAME).read_text())
-    assert written == [{"name": "step", "measured": {"value": 1.0}}]
+    assert written == {"step": {"name": "step", "measured": {"value": 1.0}}}
 
 
 def test_a_notebook_that_lost_its_metadata_is_refused_and_not_graded_0(course: Course) -> None:
@@ -178,6 +182,23 @@ def test_the_export_has_a_row_for_everybody(course: Course) -> None:
     assert len(scores) == 13
 
 
+@pytest.mark.parametrize("way", ["linked", "inside autograder/", "by a flag"])
+def test_nbgrader_finds_the_course(course: Course, way: str, tmp_path: Path) -> None:
+    settings, cwd, flags = "nowhere", tmp_path, []
+    if way == "linked":
+        link = "import pathlib, autograder.link as l; l.link(pathlib.Path('prefix'))"
+        subprocess.run([sys.executable, "-c", link], cwd=course.root, check=True)
+        settings = "prefix/etc/jupyter"
+    elif way == "inside autograder/":
+        cwd = course.root / "autograder"
+    else:
+        flags = [f"--NbGrader.config_file={course.root / 'autograder' / 'nbgrader_config.py'}"]
+    to = tmp_path / "grades.csv"
+    done = course.nbgrader("export", "--to", str(to), *flags, cwd=cwd, settings=settings)
+    assert done.returncode == 0, done.stderr
+    assert f"{LESSON},,,right," in to.read_text()
+
+
 def test_the_lesson_and_the_grader_agree_on_the_measurements_file() -> None:
     assert MEASUREMENT_MIME == HARVESTED_MIME == MIME
     assert MEASUREMENTS_FILE == FILE_NAME
@@ -193,7 +214,7 @@ def test_the_last_measurement_of_a_name_counts() -> None:
     first, other, last = (
         {"name": name, "measured": {"value": v}} for name, v in (("a", 1), ("b", 2), ("a", 3))
     )
-    assert harvest(notebook_with(first, other, last)) == [other, last]
+    assert harvest(notebook_with(first, other, last)) == {"a": last, "b": other}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +230,7 @@ def test_the_last_measurement_of_a_name_counts() -> None:
 )
 def test_only_small_plain_measurements_are_harvested(payload: object) -> None:
     good = {"name": "good", "measured": {"value": 1}}
-    assert harvest(notebook_with(payload, good)) == [good]
+    assert harvest(notebook_with(payload, good)) == {"good": good}
 
 
 def test_a_test_cell_that_ran_is_left_as_it_is() -> None:

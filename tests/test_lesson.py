@@ -5,15 +5,9 @@ import math
 
 import pytest
 from decodelab.explain import lesson as module
-from decodelab.explain.lesson import (
-    MEASUREMENT_MIME,
-    MEASUREMENTS_FILE,
-    Lesson,
-    NotCommittedError,
-    Round,
-    committed,
-)
+from decodelab.explain.lesson import MEASUREMENTS_FILE, Lesson
 from decodelab.explain.record import load, make_recording
+from decodelab.explain.rounds import MEASUREMENT_MIME, NotCommittedError, Round, committed
 from decodelab.predict import SHAPES, ModelShape
 
 TINY = ModelShape(
@@ -66,6 +60,26 @@ def test_a_round_stores_prediction_and_measurement_in_the_output(tiny, shown):
     assert payloads(shown)["step"] == {
         "name": "step", "predicted": 2.0, "unit": "ms", "measured": {"value": 5.0},
     }  # fmt: skip
+
+
+def test_the_first_number_committed_counts(tiny, shown):
+    assert tiny.round("step", predicted=2, unit="ms", measure=lambda: 4).ratio == 2
+    assert tiny.round("step", predicted=4, unit="ms", measure=lambda: 4).ratio == 2
+
+
+def test_ceilings_are_asked_for_by_name_before_they_are_measured(tiny):
+    with pytest.raises(ValueError, match="run the round of the ridge point"):
+        tiny.calibration  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("letter", "state"), [("A", "right"), ("B", "right"), ("C", "wrong"), ("?", "unanswered")]
+)
+def test_a_cause_is_judged_by_the_readers_own_numbers(tiny, monkeypatch, letter, state):
+    said = []
+    monkeypatch.setattr(module, "show", said.append)
+    tiny.judge("cause1", letter, {"weights": 0.020, "KV": 0.019, "arithmetic": 0.002})
+    assert said[0].state == state
 
 
 def test_a_grader_replays_what_the_student_measured(tiny, shown, monkeypatch, tmp_path):

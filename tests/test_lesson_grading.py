@@ -11,7 +11,7 @@ from autograder.cells import choice, is_measured, is_written, nbgrader, question
 from autograder.mutants import read_lesson
 from autograder.release import written
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lesson grading")]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ ARGS = [
 ]  # fmt: skip
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 NO_NEWS = {"fetchNews": "false", "checkForUpdates": False}
-# In the page: send `keys` one by one to what has focus, and time each until the chart's DOM changes.
+# In the page: note when keys go down and when the chart's DOM changes.
 WATCH = """() => {
   const chart = document.querySelector('.widget-html svg').closest('.widget-html');
   window.changes = [];
@@ -42,6 +42,23 @@ WATCH = """() => {
   window.watcher.observe(chart, {childList: true, subtree: true, characterData: true});
   window.pressed = [];
   window.addEventListener('keydown', () => window.pressed.push(performance.now()), true);
+}"""
+
+
+CONTRAST = """element => {
+  const canvas = document.createElement('canvas').getContext('2d');
+  const light = css => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = css; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, alpha] = canvas.getImageData(0, 0, 1, 1).data;
+    const part = v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    return alpha ? .2126 * part(r) + .7152 * part(g) + .0722 * part(b) + .05 : null;
+  };
+  const style = getComputedStyle(element);
+  const ink = light(element.closest('svg') ? style.fill : style.color);
+  let ground = null;
+  for (let e = element; e && ground === null; e = e.parentElement)
+    ground = light(getComputedStyle(e).backgroundColor);
+  return Math.max(ink / ground, ground / ink);
 }"""
 
 
@@ -67,7 +84,8 @@ class LabServer:
         command = [
             sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ip=127.0.0.1",
             f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=",
-            "--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True",
+            "--LabApp.expose_app_in_browser=True",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             f"--ServerApp.root_dir={folder}",
             "--allow-root",
         ]  # fmt: skip
@@ -134,7 +152,7 @@ class LabPage:
         )
 
     def run_all(self, timeout: float = 300) -> None:
-        """Choose Run > Run All Cells, and wait until every code cell has run and nothing is busy."""
+        """Choose Run > Run All Cells, and wait until every code cell has run."""
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         self.page.wait_for_function(
@@ -184,11 +202,25 @@ class LabPage:
         (of or self.page).screenshot(path=path)
         return path
 
-    def output(self, selector: str) -> Locator:
-        """The first output on the page that holds `selector`, scrolled into view."""
-        found = self.page.locator(".jp-OutputArea-output", has=self.page.locator(selector)).first
-        found.scroll_into_view_if_needed()
+    def output(self, index: int) -> Locator:
+        """The outputs of code cell `index` (from 0), scrolled into view; off screen, none exist."""
+        self.page.evaluate(
+            """index => {
+              const content = jupyterapp.shell.currentWidget.content;
+              const cell = content.widgets.filter(w => w.model.type === 'code')[index];
+              document.querySelectorAll('[data-shown]').forEach(e => delete e.dataset.shown);
+              cell.outputArea.node.dataset.shown = 'yes';
+              return content.scrollToItem(content.widgets.indexOf(cell), 'start');
+            }""",
+            index,
+        )
+        found = self.page.locator("[data-shown='yes']")
+        found.wait_for()
         return found
+
+    def contrast(self, of: Locator) -> float:
+        """Ratio of luminances of an element and the first ground behind it."""
+        return of.evaluate(CONTRAST)
 
     def foreign_requests(self) -> list[str]:
         """Every address asked for that is not on this machine."""

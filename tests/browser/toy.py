@@ -4,7 +4,10 @@ from pathlib import Path
 
 import nbformat.v4 as v4
 
+EXPLORER_CELL, FIRST_FIGURE_CELL = 1, 2  # the latter is the roofline
+
 SURFACE = """
+from dataclasses import replace
 from IPython.display import display
 from decodelab.explain import batch_context_explorer, figures
 
@@ -44,9 +47,11 @@ FIGURES = (
 )
 
 
-def write_toy(path: Path, figures: bool = False) -> Path:
-    """Write the toy notebook to `path`: the explorer, then with `figures` every figure."""
+def write_toy(path: Path, figures: bool = False, hover: bool = False) -> Path:
+    """Write the toy notebook to `path`: the explorer, then if asked every figure, with hover."""
     cells = [SURFACE, EXPLORER, *(FIGURES if figures else ())]
+    if hover:
+        cells = [f"replace({c}, hover=True)" if c in FIGURES else c for c in cells]
     notebook = v4.new_notebook(cells=[v4.new_code_cell(c.strip()) for c in cells])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     path.write_text(v4.writes(notebook), encoding="utf-8")

@@ -31,12 +31,14 @@ class Course:
         course._write(root / "solutions" / lesson, source)
         return course
 
-    def nbgrader(self, command: str, *arguments: str) -> subprocess.CompletedProcess:
-        """Run `nbgrader COMMAND` in the root, without a flag that names the settings."""
-        environment = os.environ | {"JUPYTER_CONFIG_PATH": str(self.root / "autograder")}
+    def nbgrader(
+        self, command: str, *arguments: str, cwd: Path | None = None, settings: str = "autograder"
+    ) -> subprocess.CompletedProcess:
+        """Run `nbgrader COMMAND` in `cwd` (the root), with its settings searched in one folder."""
+        environment = os.environ | {"JUPYTER_CONFIG_PATH": str(self.root / settings)}
         return subprocess.run(
             [sys.executable, "-m", "nbgrader", command, *arguments],
-            cwd=self.root,
+            cwd=cwd or self.root,
             env=environment,
             capture_output=True,
             text=True,

@@ -27,8 +27,8 @@ from IPython.display import display
 
 stored = pathlib.Path("measurements.json")
 replayed = os.environ.get("NBGRADER_EXECUTION") == "autograde" and stored.exists()
-payloads = json.loads(stored.read_text()) if replayed else []
-measured = payloads[0]["measured"]["value"] if payloads else 5.0
+payloads = json.loads(stored.read_text()) if replayed else {{}}
+measured = payloads["step"]["measured"]["value"] if payloads else 5.0
 display({{"{MIME}": {{"name": "step", "measured": {{"value": measured}}}}}}, raw=True)
 """
 EXERCISE = f'''def weight_bytes(layers, width):

@@ -16,7 +16,7 @@ from decodelab.explain.style import ROLES, say
 
 Span = tuple[float, float]
 LEFT, RIGHT, WIDTH = 64, 176, 720  # margins and full width, pixels
-GAP, LINE = 58, 18  # between panels; height of a line of text
+GAP, LINE = 36, 18  # below panels; height of a line of text
 NEAR_EDGE = 0.75  # right of this fraction, a label stands before its point
 
 
@@ -62,20 +62,19 @@ class Axis:
         return (value - low) / (high - low)
 
     def ticks(self, span: Span) -> list[float]:
-        """At most about eight round values inside `span`."""
+        """Round values inside `span`, two to twelve."""
         low, high = span
         if self.categories:
             return list(range(len(self.categories)))
         if not self.log:
-            step = 10 ** floor(log10(high / 3))
-            step *= next(m for m in (1, 2, 2.5, 5, 10) if high / (step * m) <= 6)
-            return [i * step for i in range(floor(high / step) + 1)]
+            return round_values(low, high)
         first, last = ceil(log(low, self.log) - 1e-9), floor(log(high, self.log) + 1e-9)
-        if self.log == 10 and last - first < 2:
-            tens = range(first - 1, last + 1)
-            return [v for e in tens for m in (1, 2, 5) if low <= (v := m * 10.0**e) <= high]
-        stride = (last - first) // 8 + 1
-        return [float(self.log) ** e for e in range(first, last + 1, stride)]
+        stride = max((last - first) // 8 + 1, 1)
+        ticks = [float(self.log) ** e for e in range(first, last + 1, stride)]
+        if self.log == 10 and len(ticks) < 3:
+            tens = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
+            ticks = [v for v in tens if low <= v <= high]
+        return ticks if len(ticks) > 1 else round_values(low, high)
 
     def tick_text(self, value: float) -> str:
         return self.categories[int(value)] if self.categories else say(value)
@@ -119,11 +118,12 @@ class Panel:
     y: Axis
     series: tuple[Series, ...]
     rules: tuple[Rule, ...] = ()
+    tall: int = 210  # pixels, where rows don't decide
 
     @property
     def height(self) -> int:
         """Height of the plotting area, pixels."""
-        rows = 36 * len(self.y.categories) or 210
+        rows = 36 * len(self.y.categories) or self.tall
         return max(rows, LINE * len(self.series))
 
     @cached_property
@@ -173,8 +173,9 @@ class Chart:
 
     def boxes(self) -> list[tuple[Panel, float, float, float, float]]:
         """Each panel with left, top, width, height of its plotting area, in pixels."""
-        top, boxes = LINE * len(self.title_lines) + 38.0, []
+        top, boxes = LINE * len(self.title_lines) + 18.0, []
         for panel in self.panels:
+            top += 20 if panel.y.title else 0
             boxes.append((panel, float(LEFT), top, float(WIDTH - LEFT - RIGHT), panel.height))
             top += panel.height + GAP
         return boxes
@@ -208,6 +209,13 @@ class Chart:
         ends = points if len(points) == 1 else [points[0], points[-1]]
         said = [f"{say(v)} at {self.x.quantity} {say(x)}" for x, v in ends]
         return f"{series.name} {' to '.join(said)}"
+
+
+def round_values(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`, at most seven."""
+    step = 10.0 ** floor(log10((high - low) / 3))
+    step *= next(m for m in (1, 2, 2.5, 5, 10) if (high - low) / (step * m) <= 6)
+    return [i * step for i in range(ceil(low / step), floor(high / step) + 1)]
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

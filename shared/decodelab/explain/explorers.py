@@ -46,6 +46,11 @@ class Surface:
                 "the sliders need max_batch of 2 or more and contexts (low, high) that rise from "
                 f"above 0, got max_batch={self.max_batch}, contexts={self.contexts}"
             )
+        if self.fits(self.contexts[1]) < 1:
+            raise ValueError(
+                f"not one sequence fits in memory at context {self.contexts[1]}; give a smaller "
+                "context as the end of `contexts`"
+            )
 
     @cached_property
     def batches(self) -> list[int]:
@@ -56,10 +61,10 @@ class Surface:
     @cached_property
     def frame(self) -> list[tuple[int, float]]:
         """What stays in view at every slider position, as (batch, seconds)."""
+        corners = [(b, c) for c in self.contexts for b in (1, self.fits(c))]
         functions = [f for f in (self.predicted, self.bound) if f]
-        corners = [(b, c) for b in (1, self.max_batch) for c in self.contexts]
-        seconds = [(b, f(b, c)) for f in functions for b, c in corners]
-        return seconds + [(b, s) for (b, _), s in self.measured.items() if b <= self.max_batch]
+        seen = [(b, f(b, c)) for f in functions for b, c in corners]
+        return seen + [(b, s) for (b, _), s in self.measured.items() if b <= self.max_batch]
 
     def fits(self, context: int) -> int:
         """The largest batch to show at `context`."""
@@ -90,19 +95,22 @@ class Surface:
             limit=fits if fits < self.max_batch else None,
             log_latency=True,
             frame=self.frame,
-            title=f"The step at context {say(context)}: batch {batch} of {self.max_batch}",
+            title=self.claim(batch, context),
         )
+
+    def claim(self, batch: int, context: int) -> str:
+        """The prediction at one point, or that it does not fit, in a line."""
+        where, fits = f"Batch {batch} at context {say(context)}", self.fits(context)
+        if batch > fits:
+            return f"{where} does not fit in memory: at most batch {fits} does"
+        seconds = self.predicted(batch, context)
+        return f"{where}: {say(batch / seconds)} tokens/s, {say(seconds * 1e3)} ms per token"
 
     def readout(self, batch: int, context: int) -> str:
         """Say the prediction at one point in words and numbers, and the nearest measurement."""
-        where = f"Batch {batch}, context {say(context)}"
         if batch > self.fits(context):
-            return f"{where}: out of memory; at this context {self.fits(context)} sequences fit."
-        seconds = self.predicted(batch, context)
-        said = [
-            f"{where}, predicted: {say(batch / seconds)} tokens/s for all users, "
-            f"{say(1 / seconds)} for each, {say(seconds * 1e3)} ms per token"
-        ]
+            return f"{self.claim(batch, context)}."
+        said = [f"Predicted for each user: {say(1 / self.predicted(batch, context))} tokens/s"]
         if self.terms:
             terms = self.terms(batch, context)
             largest = max(terms, key=terms.get)
@@ -124,10 +132,11 @@ class Surface:
 
     def html(self, batch: int, context: int) -> str:
         """All that the explorer shows at one position of its sliders."""
+        words = escape(self.readout(batch, context))
         parts = [
-            f'<p role="status" style="max-width:720px">{escape(self.readout(batch, context))}</p>'
+            f'<p role="status" style="max-width:720px;line-height:1.4">{words}</p>',
+            paint_svg(self.figure(batch, context)),
         ]
-        parts.insert(0, paint_svg(self.figure(batch, context)))
         if self.terms and batch <= self.fits(context):
             bars = {f"B = {batch}": self.terms(batch, context)}
             parts.append(paint_svg(step_bars(predicted=bars, title="The terms of this step")))

@@ -1,11 +1,12 @@
 """The course's figures: each function turns plain numbers into a Figure that shows itself.
 
-In JupyterLab a figure has hover (plotly); elsewhere the same figure is a PNG; `describe()` says
-it in words. Step times come in as {batch size: seconds}, so no figure needs a model or a device.
+A figure is a PNG, the roofline also a plotly figure with hover; `describe()` says it in words.
+Step times come in as {batch size: seconds}, so no figure needs a model or a device.
 """
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from decodelab.explain.chart import Axis, Chart, Panel, Rule, Series
@@ -19,13 +20,20 @@ BATCH = {"quantity": "batch size", "unit": "sequences"}
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 
 
+@dataclass(frozen=True, kw_only=True)
 class Figure(Chart):
-    """A Chart that a notebook can show: one output that holds plotly, PNG and words."""
+    """A Chart that a notebook can show: one output that holds PNG and words, plotly with `hover`.
+
+    Hover has a price: once the mouse meets the figure, plotly's own picture of some 50 kB takes
+    the PNG's place in the saved notebook. `dataclasses.replace(figure, hover=True)` pays it.
+    """
+
+    hover: bool = False
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple:
         words = self.describe()
         bundle = {"text/plain": words, "image/png": b64encode(png(self)).decode()}
-        if find_spec("plotly"):
+        if self.hover and find_spec("plotly"):
             bundle[PLOTLY_MIME] = paint_plotly(self)
         return bundle, {"image/png": {"alt": words}}
 
@@ -60,13 +68,14 @@ def roofline(
         y = tuple(v / scale for v in y)
         more = {"kind": "dots", "role": "measurement", "labels": tuple(measured)}
         series.append(Series(name="measured", x=x, y=y, **more))
+    lowest = min(v for s in series for v in s.y) / 2  # room for a label below
     panel = Panel(
-        y=Axis(quantity="speed", unit=unit, log=10),
+        y=Axis(quantity="speed", unit=unit, log=10, include=(lowest,)),
         series=tuple(series),
         rules=(Rule(at=ridge, label=f"ridge {say(ridge)}"),),
     )
     x = Axis(quantity="arithmetic intensity", unit="FLOP/byte", log=10)
-    return Figure(title=title, x=x, panels=(panel,))
+    return Figure(title=title, x=x, panels=(panel,), hover=True)
 
 
 def batch_curve(
@@ -102,7 +111,7 @@ def batch_curve(
     for quantity, unit, scale, convert in views:
         keep = tuple(convert(b, s) for b, s in frame)
         y = Axis(quantity=quantity, unit=unit, log=scale, include=keep)
-        panels.append(Panel(y=y, series=_steps(rows, convert), rules=limits))
+        panels.append(Panel(y=y, series=_steps(rows, convert), rules=limits, tall=165))
     x = Axis(**BATCH, log=2 if log else 0, include=tuple(b for b, _ in frame))
     return Figure(title=title or _gain(measured or predicted), x=x, panels=tuple(panels))
 

@@ -6,20 +6,18 @@ those measurements: a student is judged by their own machine. Nothing here measu
 """
 
 import json
-import math
-import numbers
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
 
 import torch
 from IPython.display import display
 
 from decodelab.explain.progress import progress
+from decodelab.explain.quiz import Verdict, show
+from decodelab.explain.rounds import Round, Stored, Table, committed
 from decodelab.measure import (
     Calibration,
     Decoder,
@@ -35,49 +33,9 @@ from decodelab.measure import (
 from decodelab.measure.memory import available_bytes
 from decodelab.predict import SHAPES, ModelShape
 
-MEASUREMENT_MIME = "application/vnd.decodelab.measurement+json"
 MEASUREMENTS_FILE = "measurements.json"
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)
 SURFACE = {"batches": (1, 4, 16, 64), "contexts": (128, 512, 1024)}
-
-
-class NotCommittedError(ValueError):
-    """A measurement was asked for before its prediction; shown as a sentence, not a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One prediction beside one measurement, both in `unit`."""
-
-    name: str
-    predicted: float
-    measured: float
-    unit: str
-
-    @property
-    def ratio(self) -> float:
-        """Measured over predicted: 1 is a hit, 2 means that reality took twice the number."""
-        return self.measured / self.predicted if self.predicted else math.inf
-
-    def __repr__(self) -> str:
-        return (
-            f"{self.name}: you said {self.predicted:.4g} {self.unit}, "
-            f"measured {self.measured:.4g} {self.unit}, ratio {self.ratio:.2f}"
-        )
-
-    def _repr_html_(self) -> str:
-        cells = (self.predicted, self.measured, self.ratio)
-        head = (f"you said ({self.unit})", f"measured ({self.unit})", "measured / said")
-        return (
-            f"<table><caption>{escape(self.name)}</caption><tr>"
-            + "".join(f"<th scope='col'>{escape(h)}</th>" for h in head)
-            + "</tr><tr>"
-            + "".join(f"<td>{c:.4g}</td>" for c in cells)
-            + "</tr></table>"
-        )
 
 
 class Lesson:
@@ -94,6 +52,8 @@ class Lesson:
         self._runs = shape or os.environ.get("DECODELAB_SHAPE") or default_shape(self.device)
         if self._runs not in SHAPES:
             raise ValueError(f"no shape is called {self._runs!r}; there are {', '.join(SHAPES)}")
+        self._committed: dict[str, float] = {}
+        self._calibration: Calibration | None = None
         # A replay speaks of the shape and dtype that the student measured, wherever it runs.
         self._replay = load_replay()
         size = torch.empty(0, dtype=self.dtype).element_size()
@@ -117,9 +77,10 @@ class Lesson:
     def round(self, name: str, *, predicted: object, unit: str, measure: Callable) -> Round:
         """Run `measure()` against a committed prediction, and store both in the cell's output.
 
+        The first number committed counts, whatever stands there when the cell is run again.
         Raises NotCommittedError when `predicted` is not yet a number.
         """
-        guess = committed(name, predicted)
+        guess = self._committed.setdefault(name, committed(name, predicted))
         value = float(measure())
         result = Round(name=name, predicted=guess, measured=value, unit=unit)
         payload = {"name": name, "predicted": guess, "unit": unit, "measured": {"value": value}}
@@ -142,8 +103,15 @@ class Lesson:
     def calibrate(self) -> Calibration:
         """Measure this machine's bandwidth, FLOP/s and seconds a call."""
         data = self._stored("calibration", lambda: calibrate(self.device, self.dtype).as_dict())
-        self.calibration = Calibration.from_dict(data)
-        return self.calibration
+        self._calibration = Calibration.from_dict(data)
+        return self._calibration
+
+    @property
+    def calibration(self) -> Calibration:
+        """What `calibrate` measured; ValueError before it has run."""
+        if self._calibration is None:
+            raise ValueError("this machine is not measured yet: run the round of the ridge point")
+        return self._calibration
 
     def step(self, batch: int, context: int = 128) -> StepTiming:
         """Measure one decode step (median of several) of this lesson's model."""
@@ -154,7 +122,7 @@ class Lesson:
         return self.cells([(b, context) for b in batches])
 
     def surface(self) -> list[StepTiming]:
-        """Measure the decode step over batch and context; what doesn't fit in memory is left out."""
+        """Measure the decode step over batch and context, as far as memory allows."""
         return self.cells([(b, s) for s in SURFACE["contexts"] for b in SURFACE["batches"]])
 
     def cells(self, cells: list[tuple[int, int]]) -> list[StepTiming]:
@@ -183,6 +151,21 @@ class Lesson:
 
         return self._stored(f"linear {d_in}x{d_out}", run)["seconds"]
 
+    def judge(self, question: str, letter: str, terms: Mapping[str, float]) -> None:
+        """Answer a choice among measured terms (A is the first) by the reader's own numbers.
+
+        A term within 10% of the largest counts as largest: no measurement here is finer.
+        """
+        letters = dict(zip("ABCD", terms, strict=False))
+        if letter not in letters:
+            state, text = "unanswered", f"Choose one of {', '.join(letters)} and run this again."
+        else:
+            name, largest = letters[letter], max(terms.values())
+            state = "right" if terms[name] >= 0.9 * largest else "wrong"
+            share = terms[name] / sum(terms.values())
+            text = f"{name} makes {1e3 * terms[name]:.3g} ms of it here, {share:.0%}."
+        show(Verdict(question=question, state=state, text=text))
+
     def fit(self, surface: Sequence[StepTiming]) -> tuple[StepTimeModel, list[StepTiming]]:
         """Fit the additive model to the smallest, a middle and the largest batch of a surface.
 
@@ -198,18 +181,6 @@ class Lesson:
         return StepTimeModel.fit(self.shape, known, self.calibration, size), unseen
 
 
-def committed(name: str, predicted: object) -> float:
-    """Return the prediction as a float, or say how to commit one."""
-    if isinstance(predicted, numbers.Real) and not isinstance(predicted, bool):
-        if math.isfinite(predicted) and predicted > 0:
-            return float(predicted)
-        raise NotCommittedError(f"'{name}': a prediction is a positive number, not {predicted}.")
-    raise NotCommittedError(
-        f"'{name}': commit your prediction first. Replace the ... in the cell above by a number, "
-        "run that cell, then run this one. A wrong number teaches more than none."
-    )
-
-
 def default_shape(device: torch.device) -> str:
     """Name the largest shape that suits the device: 135M on a CPU, 1B on a T4, 8B from 40 GB."""
     if device.type == "cuda":
@@ -220,7 +191,7 @@ def default_shape(device: torch.device) -> str:
 
 
 def load_replay(folder: Path | None = None) -> dict[str, dict]:
-    """Return the student's own measurements when nbgrader runs this notebook again, else nothing."""
+    """Return the student's own measurements when a grader runs this notebook again."""
     path = (folder or Path.cwd()) / MEASUREMENTS_FILE
     if os.environ.get("NBGRADER_EXECUTION") != "autograde" or not path.exists():
         return {}
@@ -243,7 +214,7 @@ def preflight_rows(lesson: Lesson) -> list[tuple[str, str]]:
         ("model", f"{lesson.shape_name}, {shape.parameters / 1e6:,.0f} M random weights"),
         ("weights", f"{shape.parameters * size / 1e9:.2f} GB"),
         ("versions", f"Python {sys.version.split()[0]}, torch {torch.__version__}"),
-        ("time", "about 3 minutes of measuring, 60-90 minutes of thinking"),
+        ("time", "1 to 3 minutes of measuring, 60-90 minutes of thinking"),
     ]
     if lesson.device.type != "cuda":
         how = "Runtime > Change runtime type > T4 GPU" if in_colab() else "a GPU is not needed"
@@ -256,36 +227,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of (what, value), shown as an HTML table with a text alternative."""
-
-    rows: Sequence[tuple[str, str]]
-    caption: str
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{what}: {value}" for what, value in self.rows)
-
-    def _repr_html_(self) -> str:
-        body = "".join(
-            f"<tr><th scope='row' style='text-align:left'>{escape(w)}</th>"
-            f"<td style='text-align:left'>{escape(v)}</td></tr>"
-            for w, v in self.rows
-        )
-        return f"<table><caption>{escape(self.caption)}</caption>{body}</table>"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Something to show, with the JSON that the notebook keeps of it."""
-
-    shown: object
-    payload: dict
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        bundle = {"text/plain": str(self.shown), MEASUREMENT_MIME: self.payload}
-        if hasattr(self.shown, "_repr_html_"):
-            bundle["text/html"] = self.shown._repr_html_()
-        return bundle

@@ -41,7 +41,7 @@ def paint_matplotlib(chart: Chart) -> Figure:
 
 
 def png(chart: Chart) -> bytes:
-    """Return `chart` as a PNG in its own 16 colours: a third of the bytes, in each notebook kept."""
+    """Return `chart` as a PNG in its own 16 colours, a third of the bytes of any."""
     from PIL import Image, ImageColor
 
     raw, small, key = BytesIO(), BytesIO(), Image.new("P", (1, 1))

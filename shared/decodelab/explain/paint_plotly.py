@@ -11,7 +11,7 @@ from decodelab.explain.style import FAINT, INK, PAPER, ROLES
 
 
 def paint_plotly(chart: Chart) -> dict:
-    """Return `chart` as a plotly figure: {"data": [...], "layout": {...}}."""
+    """Return `chart` as a plotly figure: {"data", "layout", "config"}."""
     data, notes, shapes, axes = [], [_title(chart)], [], {}
     for i, (panel, left, top, width, height) in enumerate(chart.boxes()):
         n = str(i + 1) if i else ""
@@ -19,7 +19,7 @@ def paint_plotly(chart: Chart) -> dict:
         up = (1 - (top + height) / chart.height, 1 - top / chart.height)
         last = panel is chart.panels[-1]
         axes[f"xaxis{n}"] = _axis(chart.x, chart.x_span, across, "y" + n) | {
-            "title": {"text": chart.x.title if last else ""}
+            "title": {"text": chart.x.title if last else "", "standoff": 6, "font": {"size": 12}}
         }
         axes[f"yaxis{n}"] = _axis(panel.y, panel.y_span, up, "x" + n)
         data += [_trace(chart, panel, s, n) for s in panel.series]
@@ -34,7 +34,7 @@ def paint_plotly(chart: Chart) -> dict:
         "shapes": shapes, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER, **axes,
         "font": {"family": "sans-serif", "size": 12, "color": INK}, "bargap": 0.4,
     }  # fmt: skip
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "config": {"displayModeBar": False}}
 
 
 def _axis(axis: Axis, span: Span, domain: Span, anchor: str) -> dict:
@@ -62,7 +62,8 @@ def _trace(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
     }  # fmt: skip
     edge = {"color": INK, "width": 0.7}
     if series.kind == "bar":
-        fill = {"color": look.ink, "line": edge, "pattern": {"shape": look.hatch, "size": 6}}
+        hatch = {"shape": look.hatch, "size": 6, "fillmode": "overlay", "fgcolor": INK}
+        fill = {"color": look.ink, "line": edge, "pattern": hatch}
         return trace | {"type": "bar", "orientation": "h", "marker": fill}
     if series.kind == "line":
         return trace | {"type": "scatter", "mode": "lines", "line": _line(series.role, 2.5)}
@@ -89,8 +90,8 @@ def _title(chart: Chart) -> dict:
 
 
 def _note(text: str, x: float, y: float, n: str, **more: object) -> dict:
-    place = {"xref": f"x{n} domain", "yref": f"y{n} domain", "xanchor": "left", "align": "left"}
-    return {"text": text, "x": x, "y": y, "showarrow": False, **place, **more}
+    place = {"xref": f"x{n} domain", "yref": f"y{n} domain", "xanchor": "left", "yanchor": "middle"}
+    return {"text": text, "x": x, "y": y, "showarrow": False, "align": "left", **place, **more}
 
 
 def _rule_line(rule: Rule, n: str) -> dict:

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent / "recorded"
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A batch curve at one context with the ceilings measured beside it, and where it comes from."""
+    """A batch curve at one context, the ceilings measured beside it, and where it comes from."""
 
     device: str
     recorded_on: str

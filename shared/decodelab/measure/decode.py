@@ -7,7 +7,7 @@ business of `decodelab.serve`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ def decode(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int | Sequence[int],
-    eos: int | Collection[int] | None = None,
+    eos: int | Iterable[int] | None = None,
     on_step: Callable[[Step], object] | None = None,
 ) -> list[list[int]]:
     """Continue each prompt greedily; returns the new token ids, an EOS that ended them included.
@@ -39,7 +39,7 @@ def decode(
     """
     prompts = [_checked_prompt(model, i, prompt) for i, prompt in enumerate(prompts)]
     budgets = _checked_budgets(model, prompts, max_new_tokens)
-    ends = frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
+    ends = frozenset(() if eos is None else eos if isinstance(eos, Iterable) else [eos])
     if not prompts:
         return []
     with torch.inference_mode():
@@ -100,7 +100,10 @@ def _leave(row: int, live: list[int], cached: list[int], cache: KVCache) -> None
 
 
 def _checked_prompt(model: Decoder, index: int, prompt: Sequence[int]) -> list[int]:
-    ids = [operator.index(token) for token in prompt]
+    try:
+        ids = [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise TypeError(f"Prompt {index} must be a list of token ids, not {prompt!r}.") from error
     if not ids:
         raise ValueError(f"Prompt {index} is empty: give it at least one token, such as BOS.")
     for token in ids:
@@ -115,7 +118,7 @@ def _checked_prompt(model: Decoder, index: int, prompt: Sequence[int]) -> list[i
 def _checked_budgets(
     model: Decoder, prompts: list[list[int]], max_new_tokens: int | Sequence[int]
 ) -> list[int]:
-    alike = not isinstance(max_new_tokens, Sequence)
+    alike = not isinstance(max_new_tokens, Iterable)
     budgets = [max_new_tokens] * len(prompts) if alike else list(max_new_tokens)
     if len(budgets) != len(prompts):
         raise ValueError(f"{len(budgets)} numbers in max_new_tokens for {len(prompts)} prompts.")

@@ -153,7 +153,7 @@ class Decoder(nn.Module):
         return self.head(rms_norm(x, self.norm, self.shape.norm_eps))
 
     def _rope(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """cos and signed sin of each position's angles, [B, S, 1, D]; angles in fp32, as trained."""
+        """cos and signed sin of each position's angles, [B, S, 1, D]; angles in fp32."""
         angles = positions[..., None, None].float() * self.inv_freq
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
@@ -166,7 +166,9 @@ class Decoder(nn.Module):
             hidden = hidden | (columns <= positions[..., None] - window)
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
         mask = mask.masked_fill_(hidden, -math.inf)[:, None]
-        return mask.expand(-1, self.shape.heads // self.shape.kv_heads, -1, -1).flatten(1, 2)[:, None]
+        return mask.expand(-1, self.shape.heads // self.shape.kv_heads, -1, -1).flatten(1, 2)[
+            :, None
+        ]
 
 
 class Layer(nn.Module):
@@ -224,7 +226,7 @@ def rms_norm(x: torch.Tensor, scale: torch.Tensor | None, eps: float) -> torch.T
 
 
 def rotate_(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Apply RoPE in place; element i pairs with i + D/2, and `sin` is negative in the first half."""
+    """Apply RoPE in place: element i pairs with i + D/2; `sin` is negative in the first half."""
     swapped = qk.roll(qk.shape[-1] // 2, dims=-1)
     qk.mul_(cos).addcmul_(swapped, sin)
 
@@ -272,7 +274,9 @@ def refuse_unserved(shape: ModelShape) -> None:
     if shape.rope_scaling is not None:
         kind = shape.rope_scaling.get("rope_type")
         if kind != "llama3":
-            raise ValueError(f"The decoder has no rope type {kind!r}; it has the default and llama3.")
+            raise ValueError(
+                f"The decoder has no rope type {kind!r}; it has the default and llama3."
+            )
         missing = [name for name in LLAMA3 if name not in shape.rope_scaling]
         if missing:
             raise ValueError(f"rope_scaling of type llama3 lacks {', '.join(missing)}.")

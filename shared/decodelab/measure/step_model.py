@@ -77,7 +77,7 @@ class StepTimeModel:
         return sum(self.terms(batch, context).values())
 
     def errors(self, cells: Iterable[StepTiming]) -> list[float]:
-        """Predicted over measured, minus 1, of each cell: score it on cells that `fit` never saw."""
+        """Predicted / measured - 1 of each cell; score it on cells that `fit` never saw."""
         return [self.predict(c.batch, c.context) / c.seconds - 1 for c in cells]
 
 

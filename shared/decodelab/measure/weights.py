@@ -71,9 +71,13 @@ class Checkpoint:
                     f"config asks for {size}."
                 )
         for name in self.sizes:
-            spare = name.endswith("rotary_emb.inv_freq") or (shape.tied and name == "lm_head.weight")
+            spare = name.endswith("rotary_emb.inv_freq") or (
+                shape.tied and name == "lm_head.weight"
+            )
             if name not in wanted and not spare:
-                raise ValueError(f"{self.where} has a tensor {name} that its config has no use for.")
+                raise ValueError(
+                    f"{self.where} has a tensor {name} that its config has no use for."
+                )
         return shape
 
 
