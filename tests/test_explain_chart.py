@@ -209,3 +209,11 @@ def test_a_long_title_is_wrapped_and_makes_the_figure_taller(chart: Chart) -> No
     long = Chart(title="word " * 30, x=chart.x, panels=chart.panels)
     assert long.height > chart.height
     assert len(re.findall('font-size="15"', paint_svg(long))) == len(long.title_lines) == 2
+
+
+def test_long_names_of_rows_get_the_room_they_need(bars: Chart) -> None:
+    axis = Axis(quantity="", categories=("batch 64 x context 1,024", "B = 8"))
+    wide = Chart(title="", x=bars.x, panels=(Panel(y=axis, series=bars.panels[0].series),))
+    figure = paint_matplotlib(wide)
+    figure.canvas.draw()
+    assert min(t.get_window_extent().x0 for t in figure.axes[0].get_yticklabels()) > 0

@@ -32,7 +32,7 @@ ARGS = [
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-NO_NEWS = {"fetchNews": "false", "checkForUpdates": False}
+SETTINGS = Path(__file__).parents[2] / "shared" / "jupyter" / "overrides.json"  # as `make lab` has
 # In the page: note when keys go down and when the chart's DOM changes.
 WATCH = """() => {
   const chart = document.querySelector('.widget-html svg').closest('.widget-html');
@@ -67,9 +67,11 @@ class LabServer:
 
     def __init__(self, folder: Path, home: Path) -> None:
         """Serve `folder` (already a copy); configuration and logs live in `home`."""
-        settings = home / "settings" / "@jupyterlab" / "apputils-extension"
-        settings.mkdir(parents=True)
-        (settings / "notification.jupyterlab-settings").write_text(json.dumps(NO_NEWS))
+        for plugin, values in json.loads(SETTINGS.read_text(encoding="utf-8")).items():
+            package, name = plugin.split(":")
+            folder_of = home / "settings" / package
+            folder_of.mkdir(parents=True, exist_ok=True)
+            (folder_of / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

@@ -15,7 +15,7 @@ from typing import Literal
 from decodelab.explain.style import ROLES, say
 
 Span = tuple[float, float]
-LEFT, RIGHT, WIDTH = 64, 176, 720  # margins and full width, pixels
+LEFT, RIGHT, WIDTH = 64, 176, 720  # margins (left: at least) and full width, pixels
 GAP, LINE = 36, 18  # below panels; height of a line of text
 NEAR_EDGE = 0.75  # right of this fraction, a label stands before its point
 
@@ -171,12 +171,18 @@ class Chart:
     def title_lines(self) -> list[str]:
         return wrap(self.title, 80)
 
+    @property
+    def left(self) -> float:
+        """The left margin, wide enough for the names of rows."""
+        names = [name for panel in self.panels for name in panel.y.categories]
+        return max([LEFT, *(14 + 7.5 * len(name) for name in names)])
+
     def boxes(self) -> list[tuple[Panel, float, float, float, float]]:
         """Each panel with left, top, width, height of its plotting area, in pixels."""
         top, boxes = LINE * len(self.title_lines) + 18.0, []
         for panel in self.panels:
             top += 20 if panel.y.title else 0
-            boxes.append((panel, float(LEFT), top, float(WIDTH - LEFT - RIGHT), panel.height))
+            boxes.append((panel, self.left, top, WIDTH - self.left - RIGHT, panel.height))
             top += panel.height + GAP
         return boxes
 
