@@ -32,6 +32,7 @@ release: $(VENV)/.test
 
 # Plain nbgrader over course/submitted; see autograder/README.md for what it does and doesn't protect.
 grade: $(VENV)/.grade
+	$(NBGRADER) generate_assignment $(LESSON) --force
 	$(NBGRADER) autograde $(LESSON) --create
 	$(NBGRADER) generate_feedback $(LESSON)
 	$(NBGRADER) export --to course/grades.csv

@@ -9,7 +9,7 @@ from lab import CHROMIUM, LabPage, LabServer, chromium
 
 INSTALL = (
     "No Chromium found, so nothing was tested in a browser. Install it: `apt install chromium` "
-    "(Debian, Ubuntu), `brew install --cask chromium` (macOS), or Google Chrome."
+    "(Debian, Ubuntu), or set CHROMIUM to the path of a Chromium or Google Chrome that you have."
 )
 HERE = Path(__file__).parent
 

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 SHOTS = Path(__file__).parent / "shots"
-CHROMIUM = next(
+CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 ARGS = [
@@ -217,7 +217,10 @@ class LabPage:
             index,
         )
         found = self.page.locator("[data-shown='yes']")
-        found.wait_for()
+        for _ in range(2):  # cells that come into view change their height and move the rest
+            found.wait_for()
+            found.evaluate("e => e.closest('.jp-Cell').scrollIntoView({block: 'start'})")
+            self.page.wait_for_timeout(300)
         return found
 
     def contrast(self, of: Locator) -> float:

@@ -22,14 +22,13 @@ def take(lesson: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
         shutil.copytree(ROOT / "solutions" / lesson, Path(home, lesson))
-        with lab_page(Path(home, lesson), Path(home, "jupyter"), 1100, 960) as lab:
+        with lab_page(Path(home, lesson), Path(home, "jupyter"), 1100, 1080) as lab:
             lab.open(f"{lesson}.ipynb")
             lab.command("application:toggle-left-area")
             lab.run_all(timeout=600)
             if errors := lab.errors():
                 raise SystemExit(f"{lesson} does not run: {errors[0]}")
             lab.output(explorer_cell(lab))
-            lab.page.wait_for_timeout(1000)
             lab.page.screenshot(path=target)
     shrink(target)
     return target

@@ -16,7 +16,7 @@ from decodelab.explain.style import ROLES, say
 
 Span = tuple[float, float]
 LEFT, RIGHT, WIDTH = 64, 176, 720  # margins (left: at least) and full width, pixels
-GAP, LINE = 36, 18  # below panels; height of a line of text
+GAP, LINE = 18, 18  # below panels; height of a line of text
 NEAR_EDGE = 0.75  # right of this fraction, a label stands before its point
 
 

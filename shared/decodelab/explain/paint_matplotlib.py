@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and only a pictur
 
 DPI = 100  # so that a pixel of the chart is a hundredth of an inch
 HUES = dict.fromkeys(look.color for look in ROLES.values() if look.color)
-PALETTE = [PAPER, FAINT, "#c9c8c5", "#979694", "#656564", INK, "#7db6d5", *HUES]
+PALETTE = [PAPER, FAINT, "#b1b0ae", "#71706f", INK, "#7db6d5", *HUES]
 
 
 def paint_matplotlib(chart: Chart) -> Figure:
@@ -64,8 +64,9 @@ def _axes(axes: Axes, chart: Chart, panel: Panel) -> None:
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.set_title(panel.y.title, loc="left", size=8.5, weight="bold", color=INK)
-    if panel is chart.panels[-1]:
-        axes.set_xlabel(chart.x.title, color=INK, size=9)
+    last = panel is chart.panels[-1]
+    axes.set_xlabel(chart.x.title if last else "", color=INK, size=9)
+    axes.tick_params(labelbottom=last)
 
 
 def _line(role: str, width: float = 2) -> dict:

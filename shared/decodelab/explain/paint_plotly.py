@@ -18,9 +18,11 @@ def paint_plotly(chart: Chart) -> dict:
         across = (left / WIDTH, (left + width) / WIDTH)
         up = (1 - (top + height) / chart.height, 1 - top / chart.height)
         last = panel is chart.panels[-1]
-        axes[f"xaxis{n}"] = _axis(chart.x, chart.x_span, across, "y" + n) | {
-            "title": {"text": chart.x.title if last else "", "standoff": 6, "font": {"size": 12}}
-        }
+        title = {"text": chart.x.title if last else "", "standoff": 6, "font": {"size": 12}}
+        axes[f"xaxis{n}"] = _axis(chart.x, chart.x_span, across, "y" + n)
+        axes[f"xaxis{n}"] |= {"title": title, "showticklabels": last} | (
+            {"matches": "x"} if n else {}
+        )
         axes[f"yaxis{n}"] = _axis(panel.y, panel.y_span, up, "x" + n)
         data += [_trace(chart, panel, s, n) for s in panel.series]
         for rule in panel.rules:

@@ -62,7 +62,8 @@ def _axes(chart: Chart, box: Box) -> list[str]:
     for x in chart.x.ticks(chart.x_span):
         px, _ = _at(chart, box, x, panel.y_span[0])
         parts.append(f'<path d="M{px:.1f} {top}V{bottom}" {faint}/>')
-        parts.append(_text(px, bottom + 16, chart.x.tick_text(x), 'text-anchor="middle"'))
+        if panel is chart.panels[-1]:
+            parts.append(_text(px, bottom + 16, chart.x.tick_text(x), 'text-anchor="middle"'))
     for y in panel.y.ticks(panel.y_span):
         _, py = _at(chart, box, chart.x_span[1], y)
         parts.append("" if panel.y.categories else f'<path d="M{left} {py:.1f}H{right}" {faint}/>')

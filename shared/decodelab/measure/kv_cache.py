@@ -20,7 +20,8 @@ from .memory import require_bytes
 class KVCache:
     """`rows` sequences of up to `length` tokens. Raises NotEnoughMemoryError before it allocates.
 
-    Rows in use come first: a forward of B sequences reads and writes rows 0 to B - 1.
+    Rows in use come first: a forward of B sequences reads and writes rows 0 to B - 1. A layer with
+    a sliding window keeps every token too, and masks.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from decodelab.predict import ModelShape
 
 from .device import element_bytes
 from .kv_cache import CacheView
-from .linear import Linear
+from .linear import Linear, packs
 from .memory import require_bytes
 from .weights import Checkpoint, open_gguf, open_pretrained, tensor_sizes
 
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         super().__init__()
         refuse_unserved(shape)
         # A packed head is a second copy of a tied embedding: rows can't be looked up in it.
-        copies = shape.vocab * shape.hidden if shape.tied and pack else 0
+        copies = shape.vocab * shape.hidden if shape.tied and pack and packs(device, dtype) else 0
         num_bytes = (shape.parameters + copies) * element_bytes(dtype)
         advice = "Take a smaller model or a dtype of fewer bytes."
         require_bytes(num_bytes, device, f"Weights of {shape.parameters:,} parameters", advice)
