@@ -52,7 +52,7 @@ def test_timed_returns_the_median_and_leaves_the_warm_up_out(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     calls = []
     timing = timed(lambda: calls.append(1), repeats=3, warmup=2)
-    assert timing == (2.0, 3.0)
+    assert timing == (2.0, 3.0, 1.0)
     assert len(calls) == 5
 
 

@@ -8,6 +8,6 @@ import os
 
 __version__ = "0.1.0"
 
-# Threads that spin while they wait fight a busy neighbour for its core: with one, a decode step took
-# three times as long. It must be set before torch is loaded, and an explicit choice is kept.
+# Threads that spin while they wait fight a busy neighbour for its core, and a decode step takes
+# several times as long. Set before torch is loaded; an explicit choice is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

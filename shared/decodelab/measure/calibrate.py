@@ -1,7 +1,7 @@
 """What this machine can stream and multiply: the measured ceilings of its roofline.
 
-Buffers lie well beyond the caches, every figure is a median after a warm-up. This is what torch
-reaches here and now, not a data sheet; a busy neighbour lowers it.
+Buffers lie well beyond the caches; each ceiling is the best of several after a warm-up. This is
+what torch reaches here and now, not a data sheet; a busy neighbour lowers it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _bandwidth(device: torch.device) -> float:
     size = BUFFER_BYTES[device.type]
     require_bytes(size, device, "The buffer of the bandwidth test", "Free some memory first.")
     buffer = torch.ones(size // 4, device=device)
-    return size / timed(buffer.sum, repeats=7, warmup=2, device=device).seconds
+    return size / timed(buffer.sum, repeats=9, warmup=2, device=device).fastest
 
 
 def _flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -125,7 +125,7 @@ def _flops(device: torch.device, dtype: torch.dtype) -> float:
     n = MATRIX[device.type]
     x = torch.full((n, n), 0.01, dtype=dtype, device=device)
     layer = Linear(x.clone())
-    return 2 * n**3 / timed(lambda: layer(x), repeats=5, device=device).seconds
+    return 2 * n**3 / timed(lambda: layer(x), repeats=9, device=device).fastest
 
 
 def _seconds_per_call(device: torch.device, dtype: torch.dtype) -> float:

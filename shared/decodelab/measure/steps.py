@@ -89,7 +89,7 @@ def _time_step(
     tokens, positions = [1] * batch, [context - 1] * batch
     run = lambda: forward(tokens, positions, context).argmax(-1).tolist()  # noqa: E731
     timing = timed(run, repeats=repeats, warmup=2, device=model.device)
-    return StepTiming(batch=batch, context=context, **timing._asdict())
+    return StepTiming(batch=batch, context=context, seconds=timing.seconds, spread=timing.spread)
 
 
 def _check_cell(model: Decoder, batch: int, context: int) -> None:
