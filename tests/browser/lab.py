@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 SHOTS = Path(__file__).parent / "shots"
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -37,6 +37,7 @@ SETTINGS = Path(__file__).parents[2] / "shared" / "jupyter" / "overrides.json"  
 WATCH = """() => {
   const chart = document.querySelector('.widget-html svg').closest('.widget-html');
   window.changes = [];
+  window.watchedSince = performance.now();
   window.watcher?.disconnect();
   window.watcher = new MutationObserver(() => window.changes.push(performance.now()));
   window.watcher.observe(chart, {childList: true, subtree: true, characterData: true});
@@ -247,6 +248,10 @@ class LabPage:
         """What the number box called `name` reads."""
         return int(self.number(name).input_value())
 
+    def wait_for_value(self, name: str, value: int, timeout: float = 10) -> None:
+        """Wait until the number box called `name` reads `value`."""
+        expect(self.number(name)).to_have_value(str(value), timeout=timeout * 1000)
+
     def chart(self) -> str:
         """What the explorer's chart says of itself: its text alternative, numbers included."""
         return self.page.locator(".widget-html svg").first.get_attribute("aria-label")
@@ -268,6 +273,16 @@ class LabPage:
         for step in range(1, 11):
             self.page.mouse.move(x + across * step / 10, y)
         self.page.mouse.up()
+        self.settle()
+
+    def settle(self, quiet: float = 0.5) -> None:
+        """Wait until the chart has not changed for `quiet` seconds: a drag redraws many times."""
+        self.page.evaluate(WATCH)
+        self.page.wait_for_function(
+            "quiet => performance.now() - (changes.at(-1) ?? watchedSince) > quiet",
+            arg=quiet * 1000,
+            timeout=20_000,
+        )
 
     def chart_changed(self, before: str, timeout: float = 10) -> str:
         """Wait until the chart's text alternative differs from `before`; returns the new one."""
