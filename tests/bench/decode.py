@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+import torch._inductor.config as inductor
 import transformers
 from decodelab.measure import (
     Calibration,
@@ -36,6 +37,7 @@ from decodelab.predict import SHAPES, ModelShape, decode_step
 
 CONTEXT, NEW, ROUNDS = 128, 17, 3  # 16 decode steps, centred on the context
 SURFACE = [(b, s) for b in (1, 4, 16, 64) for s in (128, 512, 1024)]
+COMPILE = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
 TINY = ModelShape(
     layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=384, vocab=4096, max_context=2048
 )
@@ -168,12 +170,7 @@ def surface(model: Decoder, ceilings: Calibration, cells: list[tuple[int, int]])
 def compiled(shape: ModelShape, eager: Decoder, ceilings: Calibration) -> dict:
     """Batch 1 under torch.compile (frozen weights, tuned C++ GEMMs), alternating with eager."""
     plain = Decoder.random(shape, device=eager.device, dtype=eager.dtype, pack=False)
-    options = {
-        "freezing": True,
-        "max_autotune": True,
-        "max_autotune_gemm_backends": "CPP,ATEN",
-    }
-    fast = torch.compile(plain, options=options)
+    fast = torch.compile(plain)
     caches = [KVCache(shape, 1, CONTEXT, eager.dtype, eager.device) for _ in range(2)]
     position = torch.tensor([[CONTEXT - 1]], device=eager.device)
     token = torch.ones_like(position)
@@ -183,7 +180,8 @@ def compiled(shape: ModelShape, eager: Decoder, ceilings: Calibration) -> dict:
         "eager": lambda: forward([1], [CONTEXT - 1], CONTEXT),
     }
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    with torch.no_grad():
+    # Patched, not passed as options: dynamo must see `freezing` too, or weights stay inputs.
+    with inductor.patch(COMPILE), torch.no_grad():
         start = time.perf_counter()
         for _ in range(3):
             calls["compiled"]()
