@@ -1,4 +1,5 @@
 # make lab    sets up .venv and opens the course          make test   sets up .venv and runs every test
+# LAB="--no-browser --port=9000" hands options to JupyterLab
 # make release / grade / bench / record / pictures        for instructors and maintainers
 PYTHON ?= python3
 VENV := .venv
@@ -6,11 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NBGRADER := $(BIN)/python -m nbgrader
 LESSON ?= lesson1_why_batching
+# In a container one is often root, where Jupyter wants to be told that this is meant.
+ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: lab test quick lint release grade bench record pictures colab clean
 
 lab: $(VENV)/.lab
-	$(BIN)/python -m jupyter lab --LabApp.default_url=/lab/tree/lessons/README.md
+	$(BIN)/python -m jupyter lab $(ROOT_FLAG) --LabApp.default_url=/lab/tree/lessons/README.md $(LAB)
 
 test: $(VENV)/.test chromium
 	$(BIN)/ruff check .

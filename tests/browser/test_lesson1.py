@@ -78,10 +78,10 @@ def test_a_student_meets_a_sentence_where_a_prediction_is_missing(courseware, la
 def test_the_start_page_lists_four_lessons_and_opens_the_first(courseware, lab):
     lab.page.goto(f"{lab.server.url}/lab/tree/lessons/README.md?reset")
     page = lab.page.locator(".jp-RenderedMarkdown").first
-    page.wait_for(timeout=60_000)
-    text = page.inner_text()
-    assert text.count("not written yet") == 3
-    page.get_by_role("link", name="Why batching is everything").first.click()
+    link = page.get_by_role("link", name="Why batching is everything").first
+    link.wait_for(timeout=60_000)
+    assert page.inner_text().count("not written yet") == 3
+    link.click()
     lab.page.wait_for_function(
         "name => window.jupyterapp?.shell.currentWidget?.context?.path.endsWith(name)",
         arg=f"{LESSON}.ipynb",
