@@ -8,48 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from .blocks import MLA, Experts, Linear, Norm
 from .checks import positive_int, positive_number
 from .families import shape_fields
 
+# Parameters of each kind of norm, in vectors of its width: a scale, a shift, both, neither.
+NORM_VECTORS = {"rmsnorm": 1, "layernorm": 2, "layernorm_scale": 1, "layernorm_plain": 0}
 CHOICES = {
-    "qk_norm": (None, "head"),  # "head": one norm over head_dim for Q, one for K
-    "norm": ("rmsnorm", "layernorm"),  # layernorm has a shift beside its scale
-    "positions": ("rope", "learned"),  # "learned": a table of max_context rows
+    "qk_norm": (None, "head", "full"),  # on Q and on K: over head_dim, or over all heads at once
+    "norm": tuple(NORM_VECTORS),
+    "positions": ("rope", "learned", "alibi"),  # "learned": a table of max_context rows
 }
-
-
-class Linear(NamedTuple):
-    """`count` matrices of d_in x d_out in the whole model, each multiplied once per token."""
-
-    name: str
-    d_in: int
-    d_out: int
-    count: int = 1
-    bias: bool = False
-
-    @property
-    def weights(self) -> int:
-        """Elements of all `count` matrices, biases left out."""
-        return self.count * self.d_in * self.d_out
-
-
-class Norm(NamedTuple):
-    """`count` norms over `width` elements: a scale each, and a shift where `bias` is set."""
-
-    name: str
-    width: int
-    count: int
-    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """A decoder-only transformer; the defaults are Llama's.
 
-    `windows` holds each layer's sliding window in tokens (None: it sees everything), or is None
-    where no layer has one. `rope_scaling` is the config's table, with its `rope_type`.
+    `windows` holds each layer's sliding window in tokens (None: it sees everything; 0: it keeps no
+    KV cache, as linear attention doesn't), or is None where every layer sees everything.
+    `layer_norms` names the norms of each layer. `parallel`: attention and MLP read the same input.
+    `sinks`: one learned logit per head and layer. `rope_scaling` is the config's table, with its
+    `rope_type`. `notes` say what was assumed or left out when a config was read.
     """
 
     layers: int
@@ -63,17 +44,24 @@ class ModelShape:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
+    sinks: bool = False
     qk_norm: str | None = None
     gated_mlp: bool = True
     activation: str = "silu"
     norm: str = "rmsnorm"
     norm_eps: float = 1e-6
+    layer_norms: tuple[str, ...] = ("input_norm", "post_attention_norm")
+    parallel: bool = False
     positions: str = "rope"
     max_context: int | None = None
     rope_theta: float = 10000.0
     rope_scaling: Mapping | None = field(default=None, hash=False)
     windows: tuple[int | None, ...] | None = None
+    experts: Experts | None = None
+    mla: MLA | None = None
     model_type: str = "llama"
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
@@ -87,8 +75,12 @@ class ModelShape:
         if self.windows is not None and len(self.windows) != self.layers:
             raise ValueError(f"windows has {len(self.windows)} entries for {self.layers} layers.")
         for window in self.windows or ():
-            if window is not None:
+            if window not in (None, 0):
                 positive_int("windows", window)
+        if not self.kv_layers:
+            raise ValueError("windows has 0 for every layer: at least one must keep a KV cache.")
+        if self.experts is not None:
+            self.experts.check_layers(self.layers)
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of {allowed}.")
@@ -103,47 +95,55 @@ class ModelShape:
         return cls(**shape_fields(config))
 
     def linears(self) -> tuple[Linear, ...]:
-        """Every matrix that a token is multiplied by, the LM head included."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        inward = ("gate_proj", "up_proj") if self.gated_mlp else ("up_proj",)
+        """Every matrix that a token may be multiplied by, the LM head included.
+
+        Raises ValueError where a layer keeps no KV cache: what it has instead is not served.
+        """
+        if self.kv_layers < self.layers:
+            raise ValueError(
+                f"{self.layers - self.kv_layers} of {self.layers} layers keep no KV cache "
+                f"(model_type {self.model_type!r}). Their matrices are not served: only what "
+                f"concerns the KV cache is known of this shape."
+            )
         return (
-            Linear("q_proj", self.hidden, q, self.layers, self.qkv_bias),
-            Linear("k_proj", self.hidden, kv, self.layers, self.qkv_bias),
-            Linear("v_proj", self.hidden, kv, self.layers, self.qkv_bias),
-            Linear("o_proj", q, self.hidden, self.layers, self.o_bias),
-            *(Linear(name, self.hidden, self.ffn, self.layers, self.mlp_bias) for name in inward),
-            Linear("down_proj", self.ffn, self.hidden, self.layers, self.mlp_bias),
-            Linear("lm_head", self.hidden, self.vocab),
+            *self._attention(),
+            *self._mlp(),
+            Linear("lm_head", self.hidden, self.vocab, bias=self.head_bias),
         )
 
     def norms(self) -> tuple[Norm, ...]:
-        """Every norm: two a layer, a last one, and those on Q and K where the family has them."""
-        shift = self.norm == "layernorm"
-        norms = (
-            Norm("input_norm", self.hidden, self.layers, shift),
-            Norm("post_attention_norm", self.hidden, self.layers, shift),
-            Norm("final_norm", self.hidden, 1, shift),
-        )
-        if self.qk_norm is None:
-            return norms
-        q_norm = Norm("q_norm", self.head_dim, self.layers)
-        return (*norms, q_norm, q_norm._replace(name="k_norm"))
+        """Every norm: those of each layer, a last one, and those on Q and K or on the latents."""
+        vectors = NORM_VECTORS[self.norm]
+        norms = [Norm(name, self.hidden, self.layers, vectors) for name in self.layer_norms]
+        norms.append(Norm("final_norm", self.hidden, 1, vectors))
+        if self.qk_norm is not None:
+            q, k = (self.heads, self.kv_heads) if self.qk_norm == "full" else (1, 1)
+            norms.append(Norm("q_norm", q * self.head_dim, self.layers, vectors))
+            norms.append(Norm("k_norm", k * self.head_dim, self.layers, vectors))
+        return (*norms, *(self.mla.norms(self.layers) if self.mla else ()))
 
     @property
     def matmul_parameters(self) -> int:
         """Weights multiplied per token: 2 FLOPs each. No input embedding, norm or bias."""
-        return sum(linear.weights for linear in self.linears())
+        return sum(linear.active.weights for linear in self.linears())
 
     @property
     def streamed_parameters(self) -> int:
-        """What a decode step reads whole: the matrices, biases and norms.
+        """What a decode step reads once every expert is in use: matrices, biases, norms, sinks.
 
         Of the input embedding and of learned positions it reads a row per sequence: left out. A
         tied embedding is read whole all the same, as the LM head.
         """
-        biases = sum(linear.count * linear.d_out for linear in self.linears() if linear.bias)
-        norms = sum(norm.count * norm.width * (1 + norm.bias) for norm in self.norms())
-        return self.matmul_parameters + biases + norms
+        return sum(linear.parameters for linear in self.linears()) + self._vectors
+
+    def streamed(self, batch: int) -> int | float:
+        """What a decode step of `batch` sequences is expected to read: only the experts it meets.
+
+        All of `streamed_parameters` at any batch in a dense model; `Linear.touched` otherwise.
+        """
+        positive_int("batch", batch)
+        read = (linear.parameters * linear.touched(batch) for linear in self.linears())
+        return sum(read) + self._vectors
 
     @property
     def parameters(self) -> int:
@@ -154,37 +154,80 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: all of them in a dense model."""
-        return self.parameters
+        """Parameters that one token uses, the embedding whole: all of them in a dense model."""
+        idle = (linear.parameters - linear.active.parameters for linear in self.linears())
+        return self.parameters - sum(idle)
 
-    def kv_bytes_per_token(
-        self, bytes_per_element: float = 2, tensor_parallel: int = 1
-    ) -> int | float:
-        """Bytes of K and V that one token adds, over all layers, on each GPU.
+    @property
+    def kv_layers(self) -> int:
+        """Layers that keep a KV cache."""
+        return self.layers - (self.windows or ()).count(0)
 
-        layers x 2 x kv_heads x head_dim x bytes: the KV heads, not the query heads. Beyond one KV
-        head per GPU, tensor parallelism replicates heads and saves nothing more.
+    def layer_kv_bytes(self, bytes_per_element: float = 2, tensor_parallel: int = 1) -> int | float:
+        """Bytes of K and V that one token takes in one layer that keeps them, on each GPU.
+
+        2 x kv_heads x head_dim x bytes: the KV heads, not the query heads. Beyond one KV head per
+        GPU, tensor parallelism replicates heads and saves nothing more. A latent (MLA) is no pair
+        and has no heads: every GPU keeps all of it.
         """
-        return self.layers * self._layer_kv_bytes(bytes_per_element, tensor_parallel)
-
-    def kv_bytes(self, context: int, bytes_per_element: float = 2) -> int | float:
-        """Bytes of KV of one sequence of `context` tokens; a layer keeps its window at most."""
-        return self._visible(context) * self._layer_kv_bytes(bytes_per_element)
-
-    def attention_flops(self, context: int) -> int:
-        """FLOPs of QK^T and of its product with V, for one new token after `context` tokens."""
-        return 4 * self.heads * self.head_dim * self._visible(context)
-
-    def _layer_kv_bytes(self, bytes_per_element: float, tensor_parallel: int = 1) -> int | float:
         positive_number("bytes_per_element", bytes_per_element)
         positive_int("tensor_parallel", tensor_parallel)
         heads = max(1, self.kv_heads // tensor_parallel)
-        if self.heads % tensor_parallel or (heads * tensor_parallel) % self.kv_heads:
+        uneven = (heads * tensor_parallel) % self.kv_heads and self.mla is None
+        if self.heads % tensor_parallel or uneven:
             raise ValueError(
                 f"tensor_parallel {tensor_parallel} does not split {self.heads} heads and "
                 f"{self.kv_heads} KV heads evenly."
             )
+        if self.mla is not None:
+            return self.mla.cached * bytes_per_element
         return 2 * heads * self.head_dim * bytes_per_element
+
+    def kv_bytes_per_token(
+        self, bytes_per_element: float = 2, tensor_parallel: int = 1
+    ) -> int | float:
+        """Bytes of KV cache that one token adds, over all layers, on each GPU."""
+        return self.kv_layers * self.layer_kv_bytes(bytes_per_element, tensor_parallel)
+
+    def kv_bytes(self, context: int, bytes_per_element: float = 2) -> int | float:
+        """Bytes of KV of one sequence of `context` tokens; a layer keeps its window at most."""
+        return self._visible(context) * self.layer_kv_bytes(bytes_per_element)
+
+    def attention_flops(self, context: int) -> int:
+        """FLOPs of QK^T and of its product with V, for one new token after `context` tokens."""
+        per_head = 4 * self.head_dim if self.mla is None else self.mla.flops_per_position
+        return self.heads * per_head * self._visible(context)
+
+    @property
+    def _vectors(self) -> int:
+        """Parameters outside matrices that every step reads: norms and sinks."""
+        sinks = self.heads * self.layers if self.sinks else 0
+        return sum(norm.parameters for norm in self.norms()) + sinks
+
+    def _attention(self) -> tuple[Linear, ...]:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.mla is None:
+            inward = tuple(
+                Linear(name, self.hidden, width, self.layers, self.qkv_bias)
+                for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
+            )
+        else:
+            inward = self.mla.linears(self.hidden, self.heads, self.layers, self.qkv_bias)
+            q = self.heads * self.mla.v
+        return (*inward, Linear("o_proj", q, self.hidden, self.layers, self.o_bias))
+
+    def _mlp(self) -> tuple[Linear, ...]:
+        inward = ("gate_proj", "up_proj") if self.gated_mlp else ("up_proj",)
+        layers = self.layers if self.experts is None else len(self.experts.dense_layers)
+        size = {"count": layers, "bias": self.mlp_bias}
+        dense = (
+            *(Linear(name, self.hidden, self.ffn, **size) for name in inward),
+            Linear("down_proj", self.ffn, self.hidden, **size),
+        )
+        routed = ()
+        if self.experts is not None:
+            routed = self.experts.linears(self.hidden, self.layers, inward, self.mlp_bias)
+        return (*(dense if layers else ()), *routed)
 
     def _visible(self, context: int) -> int:
         """Tokens that one new token attends to, summed over the layers."""

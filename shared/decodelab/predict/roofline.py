@@ -170,10 +170,10 @@ def decode_step(
 ) -> DecodeStep:
     """The least time for one decode step, with the traffic and the limit behind it.
 
-    seconds = max(W/BW, 2 B P/peak) + max(KV/BW, attention FLOPs/peak). W is what a step streams
-    (no input embedding), P the weights multiplied. weight_bytes and kv_bytes are bytes per
-    element (0.5 for int4); `dtype` is that of the arithmetic. Raises DoesNotFitError unless
-    check_memory is False.
+    seconds = max(W/BW, 2 B P/peak) + max(KV/BW, attention FLOPs/peak). W is what a step streams:
+    no input embedding, and of routed experts those that the batch is expected to meet. P is the
+    weights multiplied per token. weight_bytes and kv_bytes are bytes per element (0.5 for int4);
+    `dtype` is that of the arithmetic. Raises DoesNotFitError unless check_memory is False.
     """
     batch, context = positive_int("batch", batch), positive_int("context", context)
     positive_number("weight_bytes", weight_bytes)
@@ -190,7 +190,7 @@ def decode_step(
     return DecodeStep(
         batch=batch,
         context=context,
-        linear=term(2 * batch * shape.matmul_parameters, shape.streamed_parameters * weight_bytes),
+        linear=term(2 * batch * shape.matmul_parameters, shape.streamed(batch) * weight_bytes),
         attention=term(batch * shape.attention_flops(context), batch * kv_per_sequence),
     )
 
