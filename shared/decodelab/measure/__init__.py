@@ -5,31 +5,51 @@ Torch and numpy only. Nothing here draws, predicts on paper or schedules request
 """
 
 from .calibrate import Calibration, calibrate, measure_linear
+from .ceiling import (
+    Ceiling,
+    Exhaustion,
+    KVPool,
+    PoolExhaustedError,
+    find_ceiling,
+    run_to_exhaustion,
+)
 from .decode import Step, decode
 from .device import pick_device, pick_dtype
 from .kv_cache import KVCache
-from .memory import NotEnoughMemoryError
-from .model import Decoder
+from .memory import NotEnoughMemoryError, Outcome, allocated_bytes, attempt, release_memory
+from .model import Decoder, random_tensors, weight_reads
 from .step_model import StepTimeModel
 from .steps import StepTiming, measure_prefill, measure_step, measure_steps
 from .timing import Timing, timed
 
 __all__ = [
     "Calibration",
+    "Ceiling",
     "Decoder",
+    "Exhaustion",
     "KVCache",
+    "KVPool",
     "NotEnoughMemoryError",
+    "Outcome",
+    "PoolExhaustedError",
     "Step",
     "StepTimeModel",
     "StepTiming",
     "Timing",
+    "allocated_bytes",
+    "attempt",
     "calibrate",
     "decode",
+    "find_ceiling",
     "measure_linear",
     "measure_prefill",
     "measure_step",
     "measure_steps",
     "pick_device",
     "pick_dtype",
+    "random_tensors",
+    "release_memory",
+    "run_to_exhaustion",
     "timed",
+    "weight_reads",
 ]

@@ -1,8 +1,9 @@
 """K and V of every token so far: a flat pool of slots per layer.
 
 The cache answers one question: which slot holds position p of row r? Here r * length + p, so a
-row's past is one piece of memory and `read` returns a view of it. Another rule (block tables) needs
-another class with the same `at`, `write` and `read`; the model can't tell.
+row's past is one piece of memory and `read` returns a view of it. Another rule (block tables, a
+ring of one window) needs another class with `at`, whose view has `columns`, `write` and `read`; the
+model can't tell.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from .memory import require_bytes
 class KVCache:
     """`rows` sequences of up to `length` tokens. Raises NotEnoughMemoryError before it allocates.
 
-    Rows in use come first: a forward of B sequences reads and writes rows 0 to B - 1. A layer with
-    a sliding window keeps every token too, and masks.
+    Without `check_memory` nobody is asked, and the device itself refuses what it can't hold. Rows
+    in use come first: a forward of B sequences reads and writes rows 0 to B - 1. A layer with a
+    sliding window keeps every token too, and masks.
     """
 
     def __init__(
@@ -31,25 +33,28 @@ class KVCache:
         length: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        check_memory: bool = True,
     ) -> None:
         bytes_per_token = shape.kv_bytes_per_token(element_bytes(dtype))
-        require_bytes(
-            rows * length * bytes_per_token,
-            device,
-            f"KV cache of {rows} rows of {length} tokens",
-            "Take a smaller batch, a shorter context, or a shape with fewer KV heads.",
-        )
+        if check_memory:
+            require_bytes(
+                rows * length * bytes_per_token,
+                device,
+                f"KV cache of {rows} rows of {length} tokens",
+                "Take a smaller batch, a shorter context, or a shape with fewer KV heads.",
+            )
         # Zeros, because a masked column still meets its softmax weight of 0, and 0 * NaN is NaN.
         size = (shape.layers, 2 * shape.kv_heads, rows * length, shape.head_dim)
         self._hold(torch.zeros(size, dtype=dtype, device=device), rows, length)
 
     def _hold(self, pool: torch.Tensor, rows: int, length: int) -> None:
-        self.pool, self.rows, self.length = pool, rows, length  # [layers, 2H, slots, D]
+        self.pool = pool[:, :, : rows * length]  # [layers, 2H, slots, D]
+        self.rows, self.length = rows, length
 
     @property
     def bytes(self) -> int:
-        """Bytes that this cache holds."""
-        return self.rows * self.length * self.bytes_per_token
+        """Bytes that this cache holds, by the size of its tensor."""
+        return self.pool.nbytes
 
     @property
     def bytes_per_token(self) -> int:
@@ -86,6 +91,13 @@ class CacheView:
     def __init__(self, cache: KVCache, slots: torch.Tensor, context: int) -> None:
         self.cache, self.slots, self.context = cache, slots, context  # slots [B, S]
 
+    def columns(self, window: int | None) -> torch.Tensor:
+        """The position that each column holds in layers of that window: [C] or [B, C], -1: none.
+
+        All layers keep all tokens here; a cache that drops what a window can't see says so here.
+        """
+        return torch.arange(self.context, device=self.slots.device)
+
     def write(self, layer: int, kv: torch.Tensor) -> None:
         """Store K heads, then V heads, of the new tokens: kv [B, S, 2H, D]."""
         pool = self.cache.pool[layer]
@@ -93,7 +105,6 @@ class CacheView:
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of each row's first C positions, [B, H, C, D] each: views, nothing copied."""
-        cache, slots = self.cache, self.cache.rows * self.cache.length
-        rows = cache.pool[layer, :, :slots].unflatten(1, (cache.rows, cache.length))
+        rows = self.cache.pool[layer].unflatten(1, (self.cache.rows, self.cache.length))
         seen = rows[:, : self.slots.shape[0], : self.context].transpose(0, 1)  # [B, 2H, C, D]
         return seen.chunk(2, dim=1)

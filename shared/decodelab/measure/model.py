@@ -7,7 +7,10 @@ visible. Written for inference: no dropout, no training. GPT-2 and other familie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,6 +21,7 @@ from decodelab.predict import ModelShape
 
 from .device import element_bytes
 from .kv_cache import CacheView
+from .layer import Layer, constant, rms_norm
 from .linear import Linear, packs
 from .memory import require_bytes
 from .weights import Checkpoint, open_gguf, open_pretrained, tensor_sizes
@@ -28,7 +32,7 @@ from .weights import Checkpoint, open_gguf, open_pretrained, tensor_sizes
 class Decoder(nn.Module):
     """The network that a ModelShape describes; make one with `random` or a `from_` method.
 
-    `forwards` counts the forward passes so far, of any batch size.
+    `forwards` counts the forward passes so far, of any batch size: each begins with `embed`.
     """
 
     def __init__(
@@ -54,9 +58,9 @@ class Decoder(nn.Module):
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         self.shape, self.forwards = shape, 0
-        self.embedding = _constant(get("model.embed_tokens.weight"))
+        self.embedding = constant(get("model.embed_tokens.weight"))
         self.layers = nn.ModuleList(Layer(shape, i, get, pack) for i in range(shape.layers))
-        self.norm = _constant(get("model.norm.weight"))
+        self.norm = constant(get("model.norm.weight"))
         head = self.embedding if shape.tied else get("lm_head.weight")
         self.head = Linear(head.detach(), pack=pack)
         self.register_buffer("inv_freq", rope_frequencies(shape).to(device), persistent=False)
@@ -71,16 +75,8 @@ class Decoder(nn.Module):
         pack: bool = True,
     ) -> Decoder:
         """Weights from N(0, 1/d_in), the same for the same seed: speed doesn't depend on values."""
-        generator = torch.Generator(device).manual_seed(seed)
-        sizes = tensor_sizes(shape)
-
-        def draw(name: str) -> torch.Tensor:
-            if name.endswith("norm.weight"):
-                return torch.ones(sizes[name], device=device, dtype=dtype)
-            values = torch.randn(sizes[name], generator=generator, device=device, dtype=dtype)
-            return values.mul_(sizes[name][-1] ** -0.5)
-
-        return cls(shape, draw, device=device, dtype=dtype, pack=pack)
+        tensor = random_tensors(shape, seed, device, dtype)
+        return cls(shape, tensor, device=device, dtype=dtype, pack=pack)
 
     @classmethod
     def from_pretrained(
@@ -141,29 +137,40 @@ class Decoder(nn.Module):
         tokens and positions [B, S]; `last` [B] is the index in S of each row's last real token
         where rows are padded on the right. What padding writes lies above every real position.
         """
-        if not torch.compiler.is_compiling():
-            self.forwards += 1
-        x = F.embedding(tokens, self.embedding)
-        rope = self._rope(positions, x.dtype)
+        x, rope = self.embed(tokens), self.rope(positions)
         windows = self.shape.windows or (None,) * self.shape.layers
-        masks = {window: self._mask(positions, cache.context, window) for window in set(windows)}
+        masks = {w: self._mask(positions, cache.columns(w), w) for w in set(windows)}
         for index, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
             x = layer(x, rope, masks[window], cache, index)
-        x = x[:, -1] if last is None else x[torch.arange(len(last), device=x.device), last]
-        return self.head(rms_norm(x, self.norm, self.shape.norm_eps))
+        return self.logits(x, last)
 
-    def _rope(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The input of the first layer, [B, S, hidden], for tokens [B, S]; counts one forward."""
+        if not torch.compiler.is_compiling():
+            self.forwards += 1
+        return F.embedding(tokens, self.embedding)
+
+    def rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin of each position's angles, [B, S, 1, D]; angles in fp32."""
         angles = positions[..., None, None].float() * self.inv_freq
         cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+        return torch.cat((cos, cos), -1).to(self.dtype), torch.cat((-sin, sin), -1).to(self.dtype)
 
-    def _mask(self, positions: torch.Tensor, context: int, window: int | None) -> torch.Tensor:
-        """0 where a query sees a column, -inf elsewhere: [B, 1, G S, C], the rows of `attend`."""
-        columns = torch.arange(context, device=positions.device)
-        hidden = columns > positions[..., None]  # [B, S, C]
-        if window is not None:
-            hidden = hidden | (columns <= positions[..., None] - window)
+    def logits(self, x: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, vocab] of the last layer's x [B, S, hidden], at `last` as in `forward`."""
+        x = x[:, -1] if last is None else x[torch.arange(len(last), device=x.device), last]
+        return self.head(rms_norm(x, self.norm, self.shape.norm_eps))
+
+    def _mask(
+        self, positions: torch.Tensor, columns: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """0 where a query sees a column, -inf elsewhere: [B, 1, G S, C], the rows of `attend`.
+
+        positions [B, S]; columns [C] or [B, C] hold positions, or -1 where they hold none.
+        """
+        queries, columns = positions[..., None], columns[..., None, :]
+        first = 0 if window is None else (queries - window + 1).clamp_(min=0)
+        hidden = (columns > queries) | (columns < first)  # [B, S, C]
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
         mask = mask.masked_fill_(hidden, -math.inf)[:, None]
         return mask.expand(-1, self.shape.heads // self.shape.kv_heads, -1, -1).flatten(1, 2)[
@@ -171,76 +178,50 @@ class Decoder(nn.Module):
         ]
 
 
-class Layer(nn.Module):
-    """Attention and SwiGLU, each behind its norm; Q, K, V are one matrix, gate and up another."""
+def random_tensors(
+    shape: ModelShape,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Callable[[str], torch.Tensor]:
+    """What `Decoder.random` is built from: a tensor by name, the same at each call.
 
-    def __init__(
-        self, shape: ModelShape, index: int, get: Callable[..., torch.Tensor], pack: bool
-    ) -> None:
-        super().__init__()
-        self.shape = shape
-        block = f"model.layers.{index}."
-
-        def linear(*names: str, bias: bool) -> Linear:
-            weight, shift = ([f"{block}{n}_proj.{kind}" for n in names] for kind in WEIGHT_BIAS)
-            return Linear(get(*weight), get(*shift) if bias else None, pack=pack)
-
-        self.qkv = linear("self_attn.q", "self_attn.k", "self_attn.v", bias=shape.qkv_bias)
-        self.out = linear("self_attn.o", bias=shape.o_bias)
-        self.gate_up = linear("mlp.gate", "mlp.up", bias=shape.mlp_bias)
-        self.down = linear("mlp.down", bias=shape.mlp_bias)
-        self.norm1 = _constant(get(f"{block}input_layernorm.weight"))
-        self.norm2 = _constant(get(f"{block}post_attention_layernorm.weight"))
-        self.qk_norm = None
-        if shape.qk_norm:  # one row a head, so that Q and K are normed in one call
-            q, k = (get(f"{block}self_attn.{name}_norm.weight") for name in "qk")
-            rows = [q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]
-            self.qk_norm = _constant(torch.cat(rows))
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor,
-        cache: CacheView,
-        index: int,
-    ) -> torch.Tensor:
-        heads, eps = self.shape.heads, self.shape.norm_eps
-        qkv = self.qkv(rms_norm(x, self.norm1, eps)).unflatten(-1, (-1, self.shape.head_dim))
-        qk = qkv[:, :, : heads + self.shape.kv_heads]
-        if self.qk_norm is not None:
-            qk.copy_(rms_norm(qk, None, eps) * self.qk_norm)
-        rotate_(qk, *rope)
-        cache.write(index, qkv[:, :, heads:])
-        x = x + self.out(attend(qkv[:, :, :heads], *cache.read(index), mask))
-        gate, up = self.gate_up(rms_norm(x, self.norm2, eps)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
-
-
-WEIGHT_BIAS = ("weight", "bias")
-
-
-def rms_norm(x: torch.Tensor, scale: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * scale, over the last dimension."""
-    return F.rms_norm(x, x.shape[-1:], scale, eps)
-
-
-def rotate_(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Apply RoPE in place: element i pairs with i + D/2; `sin` is negative in the first half."""
-    swapped = qk.roll(qk.shape[-1] // 2, dims=-1)
-    qk.mul_(cos).addcmul_(swapped, sin)
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Attention of q [B, S, H, D] over k, v [B, K, C, D]: [B, S, H D].
-
-    The G query heads of one KV head become rows of one product, so K and V are read once a group
-    and never repeated.
+    Wrap it to change weights on their way in: Decoder(shape, lambda name: f(tensor(name))).
     """
-    S, kv_heads = q.shape[1], k.shape[1]
-    rows = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, K, G S, D]
-    out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask)
-    return out.unflatten(2, (-1, S)).permute(0, 3, 1, 2, 4).flatten(2)
+    sizes = tensor_sizes(shape)
+
+    def draw(name: str) -> torch.Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(sizes[name], device=device, dtype=dtype)
+        # A seed of the name's own, so that no tensor depends on which were asked for before it.
+        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        values = torch.randn(sizes[name], generator=generator, device=device, dtype=dtype)
+        return values.mul_(sizes[name][-1] ** -0.5)
+
+    return draw
+
+
+@contextmanager
+def weight_reads(model: Decoder) -> Iterator[Counter[str]]:
+    """Count how often each matrix is multiplied inside the block, by name such as "layers.0.qkv".
+
+    However a step is written: a batched one reads each matrix once, and a loop over B sequences
+    B times. Replays of a CUDA graph run no Python and aren't seen.
+    """
+    reads: Counter[str] = Counter()
+
+    def count(name: str) -> Callable[..., None]:
+        return lambda *_: reads.update([name])
+
+    linears = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, Linear)
+    ]
+    handles = [module.register_forward_hook(count(name)) for name, module in linears]
+    try:
+        yield reads
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def rope_frequencies(shape: ModelShape) -> torch.Tensor:
@@ -259,17 +240,32 @@ def rope_frequencies(shape: ModelShape) -> torch.Tensor:
     return frequency * (keep + (1 - keep) / factor)
 
 
+# Beside what the fields of a shape say, other families scale embeddings, cap logits or leave out
+# rotations: so the family is asked for too.
+SERVED = {
+    "positions": ("rope",),
+    "norm": ("rmsnorm",),
+    "layer_norms": (("input_norm", "post_attention_norm"),),
+    "qk_norm": (None, "head"),
+    "gated_mlp": (True,),
+    "activation": ("silu",),
+    "parallel": (False,),
+    "head_bias": (False,),
+    "sinks": (False,),
+    "experts": (None,),
+    "mla": (None,),
+    "model_type": ("llama", "mistral", "qwen2", "qwen3"),
+}
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
 
 
 def refuse_unserved(shape: ModelShape) -> None:
     """ValueError naming the part of a shape that this decoder does not have."""
-    served = {"positions": "rope", "norm": "rmsnorm", "gated_mlp": True, "activation": "silu"}
-    for name, value in served.items():
-        if getattr(shape, name) != value:
+    for name, served in SERVED.items():
+        if getattr(shape, name) not in served:
             raise ValueError(
                 f"The decoder cannot run model_type {shape.model_type!r}: its {name} is "
-                f"{getattr(shape, name)!r}, and only {value!r} is served."
+                f"{getattr(shape, name)!r}, and only {' or '.join(map(repr, served))} is served."
             )
     if shape.rope_scaling is not None:
         kind = shape.rope_scaling.get("rope_type")
@@ -280,7 +276,3 @@ def refuse_unserved(shape: ModelShape) -> None:
         missing = [name for name in LLAMA3 if name not in shape.rope_scaling]
         if missing:
             raise ValueError(f"rope_scaling of type llama3 lacks {', '.join(missing)}.")
-
-
-def _constant(values: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(values, requires_grad=False)

@@ -8,6 +8,7 @@ without each being a property of the hardware: do not read them as one.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -61,6 +62,11 @@ class StepTimeModel:
             seconds_per_kv_byte=per_kv_byte,
             seconds_per_sequence=per_sequence,
         )
+
+    @property
+    def kv_bandwidth(self) -> float:
+        """Bytes/s at which KV is read: the slope of step time in B x S. inf without a slope."""
+        return 1 / self.seconds_per_kv_byte if self.seconds_per_kv_byte else math.inf
 
     def terms(self, batch: int, context: int) -> dict[str, float]:
         """Seconds of each part of one step; they add up to `predict`."""

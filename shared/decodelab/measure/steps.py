@@ -57,7 +57,7 @@ def measure_steps(
     """
     slots = [rows_for(model, batch) * length_for(model, context) for batch, context in cells]
     for batch, context in cells:
-        _check_cell(model, batch, context)
+        check_cell(model, batch, context)
     token_bytes = model.shape.kv_bytes_per_token(element_bytes(model.dtype))
     free = available_bytes(model.device) // token_bytes
     fitting = [size for size in slots if size <= free]
@@ -73,7 +73,7 @@ def measure_steps(
 
 def measure_prefill(model: Decoder, batch: int, length: int, repeats: int = 3) -> float:
     """Seconds to prefill `batch` prompts of `length` tokens: one forward, median of several."""
-    _check_cell(model, batch, length)
+    check_cell(model, batch, length)
     cache = KVCache(model.shape, batch, length, model.dtype, model.device)
     prompts = [[1] * length] * batch
     with torch.inference_mode():
@@ -92,7 +92,8 @@ def _time_step(
     return StepTiming(batch=batch, context=context, seconds=timing.seconds, spread=timing.spread)
 
 
-def _check_cell(model: Decoder, batch: int, context: int) -> None:
+def check_cell(model: Decoder, batch: int, context: int) -> None:
+    """ValueError unless the model can decode `batch` sequences of `context` tokens."""
     if batch < 1 or context < 1:
         raise ValueError(f"Batch {batch} and context {context} must both be at least 1.")
     limit = model.shape.max_context
