@@ -1,6 +1,7 @@
 """Fixtures for tests in a real browser; they skip where there is none, and fail in CI."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ INSTALL = (
     "(Debian, Ubuntu), or set CHROMIUM to the path of a Chromium or Google Chrome that you have."
 )
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +40,14 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory, browser) -> Iterator[La
     server = LabServer(folder, tmp_path_factory.mktemp("jupyter"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def courseware(lab_server: LabServer) -> Path:
+    """The start page, the released lessons and their sources, in the served folder."""
+    for name in ("lessons", "solutions"):
+        shutil.copytree(ROOT / name, lab_server.folder / name)
+    return lab_server.folder
 
 
 @pytest.fixture

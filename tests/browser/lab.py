@@ -178,6 +178,11 @@ class LabPage:
         )
         return [_cell(outputs) for outputs in raw]
 
+    def index(self, cell_id: str) -> int:
+        """Which code cell, from 0, has this id."""
+        code = [c for c in self.source()["cells"] if c["cell_type"] == "code"]
+        return [c["id"] for c in code].index(cell_id)
+
     def errors(self) -> list[str]:
         """The error of each cell that failed."""
         return [cell.error for cell in self.cells() if cell.error]

@@ -1,7 +1,6 @@
 """Lesson 1 in a real JupyterLab: as an instructor runs it, and as a student meets it."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,28 +11,15 @@ LESSON = "lesson1_why_batching"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def courseware(lab_server) -> Path:
-    """The start page, the released lesson and its source, in the served folder."""
-    for name in ("lessons", "solutions"):
-        shutil.copytree(ROOT / name, lab_server.folder / name)
-    return lab_server.folder
-
-
 def open_lesson(lab: LabPage, stage: str) -> None:
     lab.open(f"{stage}/{LESSON}/{LESSON}.ipynb")
-
-
-def index_of(lab: LabPage, cell_id: str) -> int:
-    code = [c for c in lab.source()["cells"] if c["cell_type"] == "code"]
-    return [c["id"] for c in code].index(cell_id)
 
 
 def test_the_lesson_runs_top_to_bottom_and_its_sliders_redraw_the_chart(courseware, lab):
     open_lesson(lab, "solutions")
     lab.run_all(timeout=480)
     assert lab.errors() == []
-    lab.output(index_of(lab, "explorer"))
+    lab.output(lab.index("explorer"))
     seen = {lab.chart()}
     for name in ("Batch size", "Context"):
         step = {"Batch size": 1, "Context": 64}[name]
@@ -52,7 +38,7 @@ def test_the_lesson_runs_top_to_bottom_and_its_sliders_redraw_the_chart(coursewa
     for theme in ("light", "dark"):
         lab.theme(theme)
         for cell in ("explorer", "measure_b1", "show_curve", "show_terms", "show_phases"):
-            lab.screenshot(f"lesson1_{cell}_{theme}", lab.output(index_of(lab, cell)))
+            lab.screenshot(f"lesson1_{cell}_{theme}", lab.output(lab.index(cell)))
     # The Colab badge is for readers who are online; offline its text stands in its place.
     assert {url.rsplit("/", 1)[-1] for url in lab.foreign_requests()} <= {"colab-badge.svg"}
     assert lab.save().stat().st_size < 300_000
@@ -61,7 +47,7 @@ def test_the_lesson_runs_top_to_bottom_and_its_sliders_redraw_the_chart(coursewa
 def test_a_student_meets_a_sentence_where_a_prediction_is_missing(courseware, lab):
     open_lesson(lab, "lessons")
     lab.command("notebook:run-all-cells")
-    first = index_of(lab, "measure_ridge")
+    first = lab.index("measure_ridge")
     lab.page.wait_for_function(
         """index => [...jupyterapp.shell.currentWidget.content.model.cells]
              .filter(c => c.type === 'code')[index].outputs.length > 0""",
@@ -72,7 +58,7 @@ def test_a_student_meets_a_sentence_where_a_prediction_is_missing(courseware, la
     assert "commit your prediction first" in said.error
     assert "Traceback" not in lab.output(first).inner_text()
     # Quizzes before it answered "?" with a request to choose, and raised nothing.
-    assert "Choose one of" in lab.cells()[index_of(lab, "q1")].text
+    assert "Choose one of" in lab.cells()[lab.index("q1")].text
 
 
 def test_the_start_page_lists_four_lessons_and_opens_the_first(courseware, lab):
@@ -80,7 +66,7 @@ def test_the_start_page_lists_four_lessons_and_opens_the_first(courseware, lab):
     page = lab.page.locator(".jp-RenderedMarkdown").first
     link = page.get_by_role("link", name="Why batching is everything").first
     link.wait_for(timeout=60_000)
-    assert page.inner_text().count("not written yet") == 3
+    assert page.inner_text().count("not written yet") == 2
     link.click()
     lab.page.wait_for_function(
         "name => window.jupyterapp?.shell.currentWidget?.context?.path.endsWith(name)",

@@ -56,3 +56,24 @@ def write_toy(path: Path, figures: bool = False, hover: bool = False) -> Path:
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     path.write_text(v4.writes(notebook), encoding="utf-8")
     return path
+
+
+CAPACITY = """
+from dataclasses import replace
+from IPython.display import display
+from decodelab.explain.capacity_explorer import capacity_explorer
+from decodelab.predict import HARDWARE, SHAPES
+from decodelab.predict.deployment import Deployment
+
+deployment = Deployment(shape=SHAPES["Llama-3.1-8B"], hardware=HARDWARE["NVIDIA H100 SXM"])
+explorer = capacity_explorer(deployment, batch=32, kv_bandwidth=2.6e12, measured={16384: 27})
+display(explorer)
+"""
+
+
+def write_capacity_toy(path: Path) -> Path:
+    """Write a notebook of one cell, the capacity explorer, to `path`."""
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(CAPACITY.strip())])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    path.write_text(v4.writes(notebook), encoding="utf-8")
+    return path

@@ -3,9 +3,17 @@
 It imports the other wings, and nothing but the notebooks imports it.
 """
 
-from decodelab.explain import figures
+from decodelab.explain import figures, memory_figures
+from decodelab.explain.capacity_explorer import capacity_explorer
 from decodelab.explain.explorers import batch_context_explorer
 from decodelab.explain.lesson import Lesson
 from decodelab.explain.quiz import Quiz
 
-__all__ = ["Lesson", "Quiz", "batch_context_explorer", "figures"]
+__all__ = [
+    "Lesson",
+    "Quiz",
+    "batch_context_explorer",
+    "capacity_explorer",
+    "figures",
+    "memory_figures",
+]

@@ -5,7 +5,7 @@ range and label, since all of them are decided here. Not a plotting library: lin
 horizontal bars and reference lines are all that the course needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, log, log10
@@ -16,7 +16,7 @@ from decodelab.explain.style import ROLES, say
 
 Span = tuple[float, float]
 LEFT, RIGHT, WIDTH = 64, 176, 720  # margins (left: at least) and full width, pixels
-GAP, LINE = 18, 18  # below panels; height of a line of text
+GAP, LINE, LETTER = 18, 18, 6.9  # below panels; height of a line, width of a letter of text
 NEAR_EDGE = 0.75  # right of this fraction, a label stands before its point
 
 
@@ -82,7 +82,10 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one name and role, as a line, as dots, or as bars of length x in row y."""
+    """Points of one name and role, as a line, as dots, or as bars of length x in row y.
+
+    Its name stands at the right edge of its panel, or in its line, where that starts.
+    """
 
     name: str
     x: tuple[float, ...]
@@ -90,6 +93,7 @@ class Series:
     kind: Literal["line", "dots", "bar"] = "line"
     role: str = "prediction"
     labels: tuple[str, ...] = ()  # one a point, written beside it
+    named_at: Literal["edge", "start"] = "edge"
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -141,11 +145,12 @@ class Panel:
                 yield series, row, start, length
 
     def names(self) -> list[tuple[Series, float]]:
-        """Each named series with the height of its name: beside its end, none on another."""
+        """Each series named at the edge with its name's height: near its end, none on another."""
         if self.y.categories:
             step = LINE / self.height
             return [(s, 1 - step * (i + 0.5)) for i, s in enumerate(self.series)]
-        ends = [(self.y.fraction(s.y[-1], self.y_span), s) for s in self.series]
+        at_edge = [s for s in self.series if s.named_at == "edge"]
+        ends = [(self.y.fraction(s.y[-1], self.y_span), s) for s in at_edge]
         ends.sort(key=lambda pair: pair[0])
         heights = spread([height for height, _ in ends], LINE / self.height)
         return [(s, height) for (_, s), height in zip(ends, heights, strict=True)]
@@ -215,6 +220,37 @@ class Chart:
         ends = points if len(points) == 1 else [points[0], points[-1]]
         said = [f"{say(v)} at {self.x.quantity} {say(x)}" for x, v in ends]
         return f"{series.name} {' to '.join(said)}"
+
+
+def stacked(
+    rows: Mapping[str, Mapping[str, float]], scale: float = 1.0, **roles: str
+) -> tuple[tuple[str, ...], tuple[Series, ...]]:
+    """Turn {row: {term: value}} into names of rows and one bar Series a term, times `scale`.
+
+    A term's role is its own name, or roles[term].
+    """
+    terms = dict.fromkeys(term for row in rows.values() for term in row)
+    numbers = tuple(map(float, range(len(rows))))
+    return tuple(rows), tuple(
+        Series(
+            name=term,
+            x=tuple(row.get(term, 0.0) * scale for row in rows.values()),
+            y=numbers,
+            kind="bar",
+            role=roles.get(term, term),
+        )
+        for term in terms
+    )
+
+
+def start_of_line(points: Sequence[Span], name: str, unit: float = 1.0) -> list[Span]:
+    """`points` without what a name written at their start covers; `unit` is a pixel's width."""
+    start = points[0][0] + (LETTER * len(name) + 4) * unit
+    after = [point for point in points if point[0] > start]
+    if not after:
+        return [points[-1]]
+    (x0, y0), (x1, y1) = points[-len(after) - 1], after[0]
+    return [(start, y0 + (y1 - y0) * (start - x0) / (x1 - x0)), *after]
 
 
 def round_values(low: float, high: float) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from math import log
+from math import log, log2
 
 from IPython.display import display
 from ipywidgets import HTML, BoundedIntText, HBox, IntSlider, Layout, VBox, link
@@ -28,7 +28,8 @@ class Surface:
 
     `bound(batch, context)` is the roofline's seconds, `terms(batch, context)` the prediction's
     parts by name, `kv_bytes(batch, context)` the cache, `limit(context)` the largest batch that
-    fits. All callables are pure and fast: they run at each move of a slider.
+    fits, `kv_bandwidth` the measured bytes/s at which a step reads caches. All callables are pure
+    and fast: they run at each move of a slider.
     """
 
     predicted: Callable[[int, int], float]
@@ -37,6 +38,7 @@ class Surface:
     terms: Callable[[int, int], Mapping[str, float]] | None = None
     kv_bytes: Callable[[int, int], float] | None = None
     limit: Callable[[int], int] | None = None
+    kv_bandwidth: float | None = None
     max_batch: int = 128
     contexts: tuple[int, int] = (64, 4096)
 
@@ -117,6 +119,8 @@ class Surface:
             said.append(f"largest term: {largest}, {terms[largest] / sum(terms.values()):.0%}")
         if self.kv_bytes:
             said.append(f"KV cache {say(self.kv_bytes(batch, context) / 1e9)} GB")
+        if self.kv_bandwidth:
+            said.append(f"effective KV bandwidth {say(self.kv_bandwidth / 1e9)} GB/s")
         return "; ".join(said) + f". {self._nearest(batch, context)}"
 
     def _nearest(self, batch: int, context: int) -> str:
@@ -143,27 +147,14 @@ class Surface:
         return "".join(parts)
 
 
-class Explorer:
-    """A Surface with two sliders; shows itself, with a PNG beside for places without widgets."""
+class Shown:
+    """A widget `view` that shows itself, with `figure()` as PNG for places without widgets."""
 
-    def __init__(self, surface: Surface, batch: int, context: int) -> None:
-        self.surface = surface
-        low, high = surface.contexts
-        batch_row, self.batch = _number("Batch size", batch, 1, surface.max_batch, 1)
-        context_row, self.context = _number("Context", context, low, high, 64)
-        self.chart = HTML()
-        self.view = VBox([batch_row, context_row, self.chart])
-        for number in (self.batch, self.context):
-            number.observe(self.redraw, names="value")
-        self.redraw()
-
-    def redraw(self, change: object = None) -> None:
-        """Draw what the sliders say."""
-        self.chart.value = self.surface.html(self.batch.value, self.context.value)
+    view: VBox
 
     def figure(self) -> Figure:
-        """The static twin: the same chart where the sliders stand now."""
-        return self.surface.figure(self.batch.value, self.context.value)
+        """The static twin: the same chart where the controls stand now."""
+        raise NotImplementedError
 
     def _ipython_display_(self) -> None:
         # One display_data message, never an execute_result: Colab adds its widget manager's
@@ -175,6 +166,28 @@ class Explorer:
             "text/plain": figure.describe(),
         }
         display(bundle, raw=True)
+
+
+class Explorer(Shown):
+    """A Surface with two sliders."""
+
+    def __init__(self, surface: Surface, batch: int, context: int) -> None:
+        self.surface = surface
+        low, high = surface.contexts
+        batch_row, self.batch = number_row("Batch size", batch, 1, surface.max_batch, 1)
+        context_row, self.context = number_row("Context", context, low, high, 64)
+        self.chart = HTML()
+        self.view = VBox([batch_row, context_row, self.chart])
+        for number in (self.batch, self.context):
+            number.observe(self.redraw, names="value")
+        self.redraw()
+
+    def redraw(self, change: object = None) -> None:
+        """Draw what the sliders say."""
+        self.chart.value = self.surface.html(self.batch.value, self.context.value)
+
+    def figure(self) -> Figure:
+        return self.surface.figure(self.batch.value, self.context.value)
 
 
 def batch_context_explorer(
@@ -193,13 +206,45 @@ def batch_context_explorer(
     return Explorer(Surface(predicted=predicted, measured=measured, **surface), batch, context)
 
 
-def _number(name: str, value: int, low: int, high: int, step: int) -> tuple[HBox, BoundedIntText]:
-    """A slider for the mouse beside a number box, which any keyboard reaches; they move as one."""
+def number_row(
+    name: str,
+    value: int,
+    low: int,
+    high: int,
+    step: int,
+    log: bool = False,
+    width: str = "190px",
+) -> tuple[HBox, BoundedIntText]:
+    """A slider for the mouse beside a number box, which any keyboard reaches; they move as one.
+
+    With `log`, equal ways on the slider are equal ratios, and the box holds what is in between.
+    """
+    wide = {"readout": False, "layout": Layout(width="420px")}
     box = BoundedIntText(
-        value=value, min=low, max=high, step=step, description=name, layout=Layout(width="190px")
+        value=value, min=low, max=high, step=step, description=name, layout=Layout(width=width)
     )
-    slider = IntSlider(
-        value=box.value, min=low, max=high, step=step, readout=False, layout=Layout(width="420px")
-    )
-    link((slider, "value"), (box, "value"))
+    if log:
+        slider = _ratios(box, **wide)
+    else:
+        slider = IntSlider(value=box.value, min=low, max=high, step=step, **wide)
+        link((slider, "value"), (box, "value"))
     return HBox([box, slider]), box
+
+
+def _ratios(box: BoundedIntText, **look: object) -> IntSlider:
+    """A slider over about eight values of `box` each doubling, multiples of its step."""
+    notches = range(int(8 * log2(box.min)), int(8 * log2(box.max)) + 1)
+    rounded = {round(2 ** (i / 8) / box.step) * box.step for i in notches}
+    values = sorted({box.min, box.max, *(v for v in rounded if box.min < v < box.max)})
+
+    def nearest() -> int:
+        return min(range(len(values)), key=lambda i: abs(log(values[i] / box.value)))
+
+    def follow(change: Mapping) -> None:
+        if change["new"] != nearest():  # else the box moved first, to somewhere in between
+            box.value = values[change["new"]]
+
+    slider = IntSlider(value=nearest(), min=0, max=len(values) - 1, **look)
+    slider.observe(follow, names="value")
+    box.observe(lambda change: setattr(slider, "value", nearest()), names="value")
+    return slider

@@ -93,7 +93,8 @@ class Lesson:
             return self._replay[name]
         return run()
 
-    def _stored(self, name: str, run: Callable[[], dict]) -> dict:
+    def stored(self, name: str, run: Callable[[], dict]) -> dict:
+        """`record`, with the plain values of `run()` stored in this cell's output under `name`."""
         data = self.record(name, run)
         display(Stored(f"measured: {name}", {"name": name, "measured": data}))
         return data
@@ -102,7 +103,7 @@ class Lesson:
 
     def calibrate(self) -> Calibration:
         """Measure this machine's bandwidth, FLOP/s and seconds a call."""
-        data = self._stored("calibration", lambda: calibrate(self.device, self.dtype).as_dict())
+        data = self.stored("calibration", lambda: calibrate(self.device, self.dtype).as_dict())
         self._calibration = Calibration.from_dict(data)
         return self._calibration
 
@@ -133,12 +134,12 @@ class Lesson:
             timings = progress(measure_steps(self.model, cells), total=len(cells), unit="cell")
             return {"cells": [t.as_dict() for t in timings]}
 
-        return [StepTiming(**c) for c in self._stored(name, run)["cells"]]
+        return [StepTiming(**c) for c in self.stored(name, run)["cells"]]
 
     def prefill(self, tokens: int = 512) -> float:
         """Measure one prefill of one prompt of `tokens` tokens; returns seconds."""
         run = lambda: {"seconds": measure_prefill(self.model, 1, tokens)}  # noqa: E731
-        return self._stored(f"prefill 1x{tokens}", run)["seconds"]
+        return self.stored(f"prefill 1x{tokens}", run)["seconds"]
 
     def linear(self, batches: Sequence[int], d_in: int = 4096, d_out: int = 4096) -> list[float]:
         """Measure one linear layer [B, d_in] x [d_in, d_out] at each batch; returns seconds."""
@@ -149,7 +150,7 @@ class Lesson:
                 "seconds": [measure_linear(b, d_in, d_out, self.device, self.dtype) for b in steps]
             }
 
-        return self._stored(f"linear {d_in}x{d_out}", run)["seconds"]
+        return self.stored(f"linear {d_in}x{d_out}", run)["seconds"]
 
     def judge(self, question: str, letter: str, terms: Mapping[str, float]) -> None:
         """Answer a choice among measured terms (A is the first) by the reader's own numbers.

@@ -5,7 +5,16 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from decodelab.explain.chart import LINE, NEAR_EDGE, WIDTH, Chart, Panel, Rule, Series
+from decodelab.explain.chart import (
+    LINE,
+    NEAR_EDGE,
+    WIDTH,
+    Chart,
+    Panel,
+    Rule,
+    Series,
+    start_of_line,
+)
 from decodelab.explain.style import FAINT, INK, PAPER, ROLES
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and only a picture needs it
@@ -13,8 +22,8 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and only a pictur
     from matplotlib.figure import Figure
 
 DPI = 100  # so that a pixel of the chart is a hundredth of an inch
-HUES = dict.fromkeys(look.color for look in ROLES.values() if look.color)
-PALETTE = [PAPER, FAINT, "#b1b0ae", "#71706f", INK, "#7db6d5", *HUES]
+HUES = [look.color for look in ROLES.values() if look.color not in (None, "none")]
+PALETTE = list(dict.fromkeys([PAPER, FAINT, "#b1b0ae", "#71706f", INK, "#7db6d5", *HUES]))
 
 
 def paint_matplotlib(chart: Chart) -> Figure:
@@ -31,10 +40,11 @@ def paint_matplotlib(chart: Chart) -> Figure:
         _axes(axes, chart, panel)
         for rule in panel.rules:
             _rule(axes, chart, rule)
+        thick = min(0.6, 22 * len(panel.y.categories) / height)  # 22 pixels, as in the SVG
         for series, row, start, length in panel.bars():
-            axes.barh(row, length, 0.6, start, **_fill(series.role), zorder=3)
+            axes.barh(row, length, thick, start, **_fill(series.role), zorder=3)
         for series in panel.series:
-            _points(axes, chart, series)
+            _points(axes, chart, panel, series)
         for series, up in panel.names():
             _key(axes, series, up, width)
     return figure
@@ -71,6 +81,7 @@ def _axes(axes: Axes, chart: Chart, panel: Panel) -> None:
 
 def _line(role: str, width: float = 2) -> dict:
     look = ROLES[role]
+    width /= 1 + look.thin
     dash = tuple(d / width for d in look.dash)
     return {"color": look.ink, "linestyle": (0, dash) if dash else "-", "linewidth": width}
 
@@ -89,14 +100,28 @@ def _dots(role: str) -> dict:
     }  # fmt: skip
 
 
-def _points(axes: Axes, chart: Chart, series: Series) -> None:
+def _points(axes: Axes, chart: Chart, panel: Panel, series: Series) -> None:
     if series.kind == "bar":
+        return
+    if series.named_at == "start":
+        _named_line(axes, chart, panel, series)
         return
     axes.plot(series.x, series.y, **(_line if series.kind == "line" else _dots)(series.role))
     for x, y, label in zip(series.x, series.y, series.labels, strict=False):
         before = chart.x.fraction(x, chart.x_span) > NEAR_EDGE
         place = {"xytext": (-7 if before else 7, -13), "ha": "right" if before else "left"}
         axes.annotate(label, (x, y), textcoords="offset points", size=9, color=INK, **place)
+
+
+def _named_line(axes: Axes, chart: Chart, panel: Panel, series: Series) -> None:
+    inside = {"transform": axes.transAxes}
+    pairs = zip(series.x, series.y, strict=True)
+    points = [
+        (chart.x.fraction(x, chart.x_span), panel.y.fraction(y, panel.y_span)) for x, y in pairs
+    ]
+    left, points = points[0][0], start_of_line(points, series.name, 1 / axes.bbox.width)
+    axes.plot(*zip(*points, strict=True), **_line(series.role), **inside)
+    axes.text(left, points[0][1], series.name, size=9, color=INK, va="center", **inside)
 
 
 def _rule(axes: Axes, chart: Chart, rule: Rule) -> None:

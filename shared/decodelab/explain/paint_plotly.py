@@ -29,6 +29,7 @@ def paint_plotly(chart: Chart) -> dict:
             shapes.append(_rule_line(rule, n))
             notes.append(_rule_label(chart, panel, rule, n))
         notes += [_key(series, height, n) for series, height in panel.names()]
+        notes += [_start(chart, panel, s, n) for s in panel.series if s.named_at == "start"]
         notes.append(_note(f"<b>{panel.y.title}</b>", 0, 1, n, yshift=12))
     layout = {
         "width": WIDTH, "height": round(chart.height), "showlegend": False, "barmode": "stack",
@@ -65,7 +66,8 @@ def _trace(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
     edge = {"color": INK, "width": 0.7}
     if series.kind == "bar":
         hatch = {"shape": look.hatch, "size": 6, "fillmode": "overlay", "fgcolor": INK}
-        fill = {"color": look.ink, "line": edge, "pattern": hatch}
+        color = "rgba(0,0,0,0)" if look.ink == "none" else look.ink
+        fill = {"color": color, "line": edge, "pattern": hatch}
         return trace | {"type": "bar", "orientation": "h", "marker": fill}
     if series.kind == "line":
         return trace | {"type": "scatter", "mode": "lines", "line": _line(series.role, 2.5)}
@@ -82,7 +84,7 @@ def _trace(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
 
 def _line(role: str, width: float) -> dict:
     dash = ",".join(f"{d}px" for d in ROLES[role].dash) or "solid"
-    return {"color": ROLES[role].ink, "width": width, "dash": dash}
+    return {"color": ROLES[role].ink, "width": width / (1 + ROLES[role].thin), "dash": dash}
 
 
 def _title(chart: Chart) -> dict:
@@ -113,9 +115,17 @@ def _rule_label(chart: Chart, panel: Panel, rule: Rule, n: str) -> dict:
     return _note(rule.label, across, 0, n, yshift=10, **shift)
 
 
+def _start(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
+    across = chart.x.fraction(series.x[0], chart.x_span)
+    up = panel.y.fraction(series.y[0], panel.y_span)
+    return _note(series.name, across, up, n, bgcolor=PAPER)
+
+
 def _key(series: Series, up: float, n: str) -> dict:
     dashed = ROLES[series.role].dash
     dot = "◯" if series.role == "marker" else "●"
     glyph = {"bar": "■", "dots": dot, "line": "╍╍" if dashed else "━━"}[series.kind]
-    swatch = f'<span style="color:{ROLES[series.role].ink}">{glyph}</span>'
+    ink = INK if ROLES[series.role].ink == "none" else ROLES[series.role].ink
+    glyph = "□" if ROLES[series.role].ink == "none" else glyph
+    swatch = f'<span style="color:{ink}">{glyph}</span>'
     return _note(f"{swatch} {series.name}", 1, up, n, xshift=12)

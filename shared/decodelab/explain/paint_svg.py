@@ -6,7 +6,16 @@ a text alternative to a screen reader. No hover, no script, nothing fetched.
 
 from html import escape
 
-from decodelab.explain.chart import LINE, NEAR_EDGE, WIDTH, Chart, Panel, Rule, Series
+from decodelab.explain.chart import (
+    LINE,
+    NEAR_EDGE,
+    WIDTH,
+    Chart,
+    Panel,
+    Rule,
+    Series,
+    start_of_line,
+)
 from decodelab.explain.style import ROLES
 
 Box = tuple[Panel, float, float, float, float]
@@ -17,6 +26,8 @@ DEFS = "".join(
         "KV": "M0 7L7 0",
         "arithmetic": "M0 0L7 7M0 7L7 0",
         "overhead": "M2 3.5h3",
+        "activations": "M0 0L7 7",
+        "reserve": "M2 3.5h3",
     }.items()
 )
 
@@ -52,6 +63,7 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
 def _stroke(role: str, width: float = 2.5) -> str:
     look = ROLES[role]
     dash = f' stroke-dasharray="{" ".join(map(str, look.dash))}"' if look.dash else ""
+    width /= 1 + look.thin
     return f'fill="none" stroke="{look.color or "currentColor"}" stroke-width="{width}"{dash}'
 
 
@@ -114,8 +126,12 @@ def _dot(role: str, x: float, y: float) -> str:
 def _series(chart: Chart, box: Box, series: Series) -> str:
     points = [_at(chart, box, x, y) for x, y in zip(series.x, series.y, strict=True)]
     if series.kind == "line":
+        name = ""
+        if series.named_at == "start":
+            left, points = points[0][0], start_of_line(points, series.name)
+            name = _text(left, points[0][1] + 4, series.name)
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        return f'<polyline points="{path}" {_stroke(series.role)} stroke-linejoin="round"/>'
+        return f'<polyline points="{path}" {_stroke(series.role)} stroke-linejoin="round"/>{name}'
     labels = []
     for (x, y), label in zip(points, series.labels, strict=False):
         before = 'text-anchor="end"' if x > box[1] + box[3] * NEAR_EDGE else ""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from decodelab.explain.style import say
+
 MEASUREMENT_MIME = "application/vnd.decodelab.measurement+json"
 
 
@@ -35,18 +37,18 @@ class Round:
 
     def __repr__(self) -> str:
         return (
-            f"{self.name}: you said {self.predicted:.4g} {self.unit}, "
-            f"measured {self.measured:.4g} {self.unit}, ratio {self.ratio:.2f}"
+            f"{self.name}: you said {say(self.predicted)} {self.unit}, "
+            f"measured {say(self.measured)} {self.unit}, ratio {self.ratio:.2f}"
         )
 
     def _repr_html_(self) -> str:
-        cells = (self.predicted, self.measured, self.ratio)
+        cells = (say(self.predicted), say(self.measured), f"{self.ratio:.3g}")
         head = (f"you said ({self.unit})", f"measured ({self.unit})", "measured / said")
         return (
             f"<table><caption>{escape(self.name)}</caption><tr>"
             + "".join(f"<th scope='col'>{escape(h)}</th>" for h in head)
             + "</tr><tr>"
-            + "".join(f"<td>{c:.4g}</td>" for c in cells)
+            + "".join(f"<td>{c}</td>" for c in cells)
             + "</tr></table>"
         )
 

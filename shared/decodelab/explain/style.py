@@ -14,11 +14,15 @@ PAPER, INK, FAINT = "#fbfaf7", "#333333", "#e2e0da"
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Colour (None: the ink of the page), dash as (on, off, ...) pixels, and hatch of a role."""
+    """Colour (None: the ink of the page), dash as (on, off, ...) pixels, and hatch of a role.
+
+    `thin` halves the width of its lines, for what stands behind the others.
+    """
 
     color: str | None = None
     dash: tuple[int, ...] = ()
     hatch: str = ""
+    thin: bool = False
 
     @property
     def ink(self) -> str:
@@ -37,6 +41,10 @@ ROLES = {
     "KV": Look(color="#009E73", hatch="/"),
     "arithmetic": Look(color="#CC79A7", hatch="x"),
     "overhead": Look(color="#F0E442", hatch="."),
+    "activations": Look(color="#CC79A7", hatch="\\"),
+    "reserve": Look(color="#b1b0ae", hatch="."),
+    "free": Look(color="none"),
+    "level": Look(color="#71706f", thin=True),
 }
 
 

@@ -223,7 +223,7 @@ def _weight_formats(deployment: Deployment) -> tuple[str, ...]:
 
 LEVERS: dict[str, Lever] = {
     "kv_heads": Lever("KV heads", _divisors, _kv_heads),
-    "window": Lever("window on every layer that keeps KV, tokens", lambda _: None, _window),
+    "window": Lever("window, tokens", lambda _: None, _window),
     "kv_format": Lever(
         "KV format", lambda _: tuple(KV_FORMATS), lambda d, value: replace(d, kv_format=value)
     ),
