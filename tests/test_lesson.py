@@ -8,6 +8,7 @@ from decodelab.explain import lesson as module
 from decodelab.explain.lesson import MEASUREMENTS_FILE, Lesson
 from decodelab.explain.record import load, make_recording
 from decodelab.explain.rounds import MEASUREMENT_MIME, NotCommittedError, Round, committed
+from decodelab.measure import StepTiming
 from decodelab.predict import SHAPES, ModelShape
 
 TINY = ModelShape(
@@ -68,7 +69,7 @@ def test_the_first_number_committed_counts(tiny, shown):
 
 
 def test_ceilings_are_asked_for_by_name_before_they_are_measured(tiny):
-    with pytest.raises(ValueError, match="run the round of the ridge point"):
+    with pytest.raises(ValueError, match="run the cell of lab.calibrate"):
         tiny.calibration  # noqa: B018
 
 
@@ -121,3 +122,30 @@ def test_a_recorded_run_says_what_it_is_and_comes_back_whole(tiny, tmp_path):
     assert run.label.startswith("recorded ")
     assert [t.batch for t in run.curve] == [1, 2]
     assert run.calibration.bandwidth > 0
+
+
+def test_a_second_prediction_is_answered_and_the_first_one_counts(tiny, shown, capsys):
+    for said in (3, 5):
+        tiny.round("again", predicted=said, unit="ms", measure=lambda: 4)
+    assert tiny.rounds["again"].predicted == 3
+    assert "first number counts, 3; the cell now says 5" in capsys.readouterr().out
+
+
+def test_times_that_contradict_each_other_are_measured_again_and_named(
+    tiny, shown, monkeypatch, capsys
+):
+    runs = []
+
+    def steps(model, cells):
+        runs.append(cells)
+        slow = {1: 9.0, 2: 0.01 * len(runs)}[cells[0][0]]
+        for batch, context in cells:
+            seconds = slow if (batch, context) == cells[0] else 0.1
+            yield StepTiming(batch=batch, context=context, seconds=seconds, spread=0.0)
+
+    monkeypatch.setattr("decodelab.explain.lesson.measure_steps", steps)
+    assert [t.seconds for t in tiny.cells([(2, 64), (4, 64)])] == [0.01, 0.1]
+    assert (len(runs), capsys.readouterr().out.count("contradict")) == (1, 0)
+    tiny.cells([(1, 64), (4, 64)])
+    assert len(runs) == 3
+    assert "batch 1 at context 64 took 9,000 ms, batch 4" in capsys.readouterr().out

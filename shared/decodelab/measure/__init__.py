@@ -19,7 +19,7 @@ from .kv_cache import KVCache
 from .memory import NotEnoughMemoryError, Outcome, allocated_bytes, attempt, release_memory
 from .model import Decoder, random_tensors, weight_reads
 from .step_model import StepTimeModel
-from .steps import StepTiming, measure_prefill, measure_step, measure_steps
+from .steps import StepTiming, contradiction, measure_prefill, measure_step, measure_steps
 from .timing import Timing, timed
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "allocated_bytes",
     "attempt",
     "calibrate",
+    "contradiction",
     "decode",
     "find_ceiling",
     "measure_linear",

@@ -71,6 +71,27 @@ def measure_steps(
                 yield _time_step(model, shared, batch, context, repeats)
 
 
+def contradiction(timings: Sequence[StepTiming], tolerance: float = 1.5) -> str:
+    """Say which two times can't both be true, as more work took far less time; "" if none.
+
+    A step of more sequences, each at least as long, reads more: `tolerance` is for the noise.
+    """
+    for less in timings:
+        for more in timings:
+            grows = less.batch <= more.batch and less.context <= more.context
+            if grows and less.seconds > tolerance * more.seconds:
+                return (
+                    f"These times contradict each other: {_said(less)}, {_said(more)}. Something "
+                    "else was using this machine: close it, and run this cell again."
+                )
+    return ""
+
+
+def _said(timing: StepTiming) -> str:
+    where = f"batch {timing.batch} at context {timing.context:,}"
+    return f"{where} took {timing.seconds * 1e3:,.0f} ms"
+
+
 def measure_prefill(model: Decoder, batch: int, length: int, repeats: int = 3) -> float:
     """Seconds to prefill `batch` prompts of `length` tokens: one forward, median of several."""
     check_cell(model, batch, length)
