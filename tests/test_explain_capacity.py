@@ -4,11 +4,12 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from decodelab.explain import explorers
 from decodelab.explain.capacity_explorer import PASTED, CapacityExplorer, capacity_explorer
-from decodelab.explain.capacity_view import BASELINE, Capacity, options, pull_all, read_config
+from decodelab.explain.capacity_view import BASELINE, Capacity, on_card, options, pull_all
 from decodelab.explain.chart import Series, start_of_line
 from decodelab.explain.explorers import Surface, number_row
 from decodelab.explain.figures import Figure
@@ -25,6 +26,7 @@ from decodelab.explain.memory_figures import (
 from decodelab.explain.paint_matplotlib import png
 from decodelab.explain.paint_plotly import paint_plotly
 from decodelab.explain.paint_svg import paint_svg
+from decodelab.explain.pasted_config import read_config
 from decodelab.predict import HARDWARE, SHAPES
 from decodelab.predict.deployment import LEVERS, Deployment, Lever, pull
 from ipywidgets import IntSlider, Widget
@@ -34,6 +36,9 @@ MIXTRAL = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
 }  # fmt: skip
+CONFIGS = Path(__file__).parent / "data" / "hf_configs"
+DEEPSEEK = (CONFIGS / "deepseek-ai--DeepSeek-V3.json").read_text(encoding="utf-8")
+GPT_OSS = (CONFIGS / "openai--gpt-oss-20b.json").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,17 @@ def llama() -> Deployment:
 def huge(llama: Deployment) -> Deployment:
     """Weights that fill the device by themselves, unless they are quantized."""
     return replace(llama, shape=replace(llama.shape, layers=200))
+
+
+@pytest.fixture(scope="module")
+def mine() -> Deployment:
+    """A lesson's machine: 32 bits, and a pool that the whole of its memory is made from."""
+    shape = SHAPES["SmolLM2-135M"]
+    size = int(4 * shape.parameters + 3e8)
+    own = {"name": "this machine", "memory_bytes": size, "usable_memory_bytes": size}
+    hardware = replace(HARDWARE["NVIDIA T4"], flops={"fp32": 1e11}, bandwidth=1e10, **own)
+    formats = dict.fromkeys(("weight_format", "kv_format", "dtype"), "fp32")
+    return Deployment(shape=shape, hardware=hardware, utilization=1.0, **formats)
 
 
 @pytest.fixture
@@ -90,6 +106,9 @@ def test_each_level_is_the_batch_that_makes_so_many_tokens_per_second(llama: Dep
 
 def test_levels_are_round_few_and_rise_with_context(llama: Deployment) -> None:
     curves = levels(llama, CONTEXTS, MOST)
+    names = [s.name for s in frontier(llama).panels[0].series if s.role == "level"]
+    assert names[:2] == ["at best 500 tokens/s", "1,000 tokens/s"], "the roofline's, said once"
+    assert "at best 500 tokens/s" in frontier(llama).describe()
     assert list(curves) == [500, 1000, 2000, 5000, 10_000, 20_000]
     for curve in curves.values():
         assert all(a <= b for a, b in pairwise(curve.values()))
@@ -329,10 +348,175 @@ def test_a_model_too_large_is_refused_until_a_lever_makes_it_fit(
     before = explorer.chart.value
     explorer.model.value = "huge"
     assert "No room for a KV cache" in explorer.message.value
-    assert explorer.chart.value == before
+    assert "still shows Llama-3.1-8B on NVIDIA H100 SXM" in explorer.message.value
+    assert explorer.chart.value == f'<div style="opacity:0.35">{before}</div>'
+    explorer.batch.value = 7
+    assert "opacity" in explorer.chart.value, "the sliders move a chart that stays grey"
     explorer.levers["weight_format"].value = "int4"
     assert explorer.message.value == ""
+    assert "opacity:0.35" not in explorer.chart.value
     assert "baseline 0" in explorer.chart.value
+
+
+def test_emptying_the_config_does_not_hide_what_the_menus_still_refuse(
+    llama: Deployment, huge: Deployment
+) -> None:
+    explorer = capacity_explorer(llama, models=SHAPES | {"huge": huge.shape})
+    explorer.model.value = "huge"
+    explorer.config.value = "{"
+    assert "This is not JSON" in explorer.message.value
+    explorer.config.value = ""
+    assert "No room for a KV cache" in explorer.message.value
+    explorer.model.value = "Llama-3.1-8B"
+    assert explorer.message.value == ""
+
+
+# Served on a card
+
+
+def test_a_card_is_served_as_the_lesson_serves_it_and_not_as_the_students_machine(
+    mine: Deployment, llama: Deployment
+) -> None:
+    cards = replace(
+        llama, utilization=0.95, activation_bytes="1.89 GiB", other_bytes="0.25 GiB", chunk=512
+    )
+    explorer = capacity_explorer(mine, cards=cards)
+    explorer.model.value, explorer.device.value = "Llama-3.1-8B", "NVIDIA H100 SXM"
+    assert explorer.capacity.deployment == cards
+    assert explorer.capacity.deployment.max_sequences(4096) == 116
+    assert "each 131,072 bytes of KV" in explorer.chart.value
+    assert "utilization 0.95, 2.3 GB for activations" in explorer.chart.value
+    as_mine = replace(mine, shape=cards.shape, hardware=cards.hardware)
+    assert as_mine.kv_bytes_per_token == 262_144, "what a card must not be priced at"
+    explorer.device.value, explorer.model.value = "this machine", "SmolLM2-135M"
+    assert explorer.capacity.deployment == mine
+
+
+def test_without_a_word_on_cards_they_are_served_as_vllm_does(mine: Deployment) -> None:
+    explorer = capacity_explorer(mine)
+    for device, sixteen in (("NVIDIA L4", "bf16"), ("NVIDIA T4", "fp16"), ("Apple M2", "fp16")):
+        explorer.device.value = device
+        card = explorer.capacity.deployment
+        assert (card.weight_format, card.kv_format, card.utilization) == (sixteen, sixteen, 0.9)
+        assert card.dtype in card.hardware.flops
+        assert f"KV in {sixteen}; utilization 0.9." in explorer.chart.value
+        assert "Activations are taken as 0 bytes" in explorer.chart.value
+
+
+def test_a_format_that_cards_are_given_stays_unless_it_has_16_bits(llama: Deployment) -> None:
+    cards = replace(llama, kv_format="fp8")
+    card = on_card(cards, llama.shape, HARDWARE["NVIDIA T4"])
+    assert (card.weight_format, card.kv_format, card.dtype) == ("fp16", "fp8", "fp16")
+
+
+def test_a_device_of_the_tables_name_stays_the_one_that_was_given(llama: Deployment) -> None:
+    less = replace(llama, hardware=replace(llama.hardware, usable_memory_bytes=40 * 10**9))
+    explorer = capacity_explorer(less)
+    explorer.levers["kv_format"].value = "fp8"
+    assert explorer.capacity.baseline == less
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200 SXM", "NVIDIA B300 SXM"])
+def test_deepseek_fits_on_eight_gpus_in_the_format_that_it_is_shipped_in(
+    mine: Deployment, device: str
+) -> None:
+    explorer = capacity_explorer(mine)
+    explorer.device.value = device
+    explorer.config.value = DEEPSEEK
+    assert "more GPUs" in explorer.message.value
+    explorer.levers["tensor_parallel"].value = 8
+    assert explorer.message.value == ""
+    card = explorer.capacity.deployment
+    assert (card.weight_format, card.kv_format, card.tensor_parallel) == ("fp8", "bf16", 8)
+    assert "GB on each GPU holds" in explorer.chart.value
+    assert "Memory of one GPU" in explorer.chart.value
+    assert "bytes are those of one GPU" in explorer.chart.value
+    with pytest.raises(ValueError, match="No room"):
+        _ = replace(card, weight_format="bf16", hardware=HARDWARE["NVIDIA H200 SXM"]).pool_bytes
+
+
+def test_as_many_gpus_are_offered_as_split_the_heads(explorer: CapacityExplorer) -> None:
+    offered = explorer.levers["tensor_parallel"]
+    assert [value for _, value in offered.options] == [BASELINE, 2, 4, 8]
+    explorer.model.value = "SmolLM2-135M"
+    assert offered.options == (("1 (baseline)", BASELINE),)
+
+
+def test_what_a_pulled_lever_moves_besides_is_said(explorer: CapacityExplorer) -> None:
+    words = "KV heads size the K and V projections too"
+    assert words not in explorer.chart.value
+    explorer.levers["kv_heads"].value = 1
+    assert words in explorer.chart.value
+    before, after = explorer.capacity.baseline, explorer.capacity.deployment
+    assert after.max_sequences(4096) > 8 * before.max_sequences(4096)
+
+
+def test_a_memory_that_is_usable_is_not_called_nominal(mine: Deployment) -> None:
+    assert "usable." in Capacity(baseline=mine, deployment=mine).html(8, 512)
+    assert "nominal" not in Capacity(baseline=mine, deployment=mine).html(8, 512)
+
+
+def _compressed(kind: str, bits: int, group: int | None) -> dict:
+    weights = {"type": kind, "num_bits": bits, "group_size": group}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("quantization", "found"),
+    [
+        (None, None),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (_compressed("float", 8, None), "fp8"),
+        (_compressed("int", 8, None), "int8"),
+        (_compressed("int", 4, 128), "int4"),
+        (_compressed("float", 4, 16), "nvfp4"),
+    ],
+)
+def test_the_weight_format_is_the_one_that_the_config_ships(
+    quantization: dict | None, found: str | None
+) -> None:
+    text = json.dumps(MIXTRAL | {"quantization_config": quantization})
+    shape, shipped = read_config(text)
+    assert shipped == found
+    assert any(f"shipped in {found}" in note for note in shape.notes) == bool(found)
+    assert read_config(GPT_OSS)[1] == "mxfp4"
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},  # other scales than FORMATS counts
+        {"quant_method": "gptq", "bits": [4], "group_size": {}},
+        {"quant_method": "compressed-tensors", "config_groups": ["all"]},
+        {"bits": 4},
+        "fp8",
+    ],
+)
+def test_a_quantization_that_is_not_known_counts_as_none_and_says_so(
+    mine: Deployment, quantization: object
+) -> None:
+    explorer = capacity_explorer(mine)
+    explorer.device.value = "NVIDIA B200 SXM (HGX)"
+    explorer.config.value = json.dumps(MIXTRAL | {"quantization_config": quantization})
+    assert explorer.message.value == ""
+    assert explorer.capacity.deployment.weight_format == "bf16"
+    assert "weights count as not quantized" in explorer.chart.value
+
+
+def test_a_shipped_format_is_that_of_the_pasted_model_alone(mine: Deployment) -> None:
+    explorer = capacity_explorer(mine)
+    explorer.device.value = "NVIDIA H100 SXM"
+    explorer.config.value = GPT_OSS
+    assert explorer.capacity.deployment.weight_format == "mxfp4"
+    explorer.model.value = "Llama-3.1-8B"
+    assert explorer.capacity.deployment.weight_format == "bf16"
 
 
 def test_what_was_measured_is_shown_only_where_it_was_measured(explorer: CapacityExplorer) -> None:

@@ -221,7 +221,13 @@ def test_two_gpus_halve_the_step_unless_they_keep_copies():
 
 # -- levers ------------------------------------------------------------------------------------
 
-PULLS = [("kv_heads", 1), ("window", 1024), ("kv_format", "fp8"), ("weight_format", "int4")]
+PULLS = [
+    ("kv_heads", 1),
+    ("window", 1024),
+    ("kv_format", "fp8"),
+    ("weight_format", "int4"),
+    ("tensor_parallel", 2),
+]
 
 
 def test_every_lever_is_pulled_here():
@@ -316,6 +322,7 @@ def test_levers_commute(values, batch, context):
     ("lever", "value", "says"),
     [
         ("heads", 1, "No lever 'heads'. Levers: kv_heads, window, kv_format, weight_format"),
+        ("tensor_parallel", 3, "tensor_parallel can't be 3 here. Allowed: 1, 2, 4, 8"),
         ("kv_heads", 5, "kv_heads can't be 5 here. Allowed: 32, 16, 8, 4, 2, 1"),
         ("kv_heads", 8.0, "kv_heads must be a positive whole number"),
         ("window", 0, "window .None: no window. must be a positive whole number"),
@@ -334,6 +341,16 @@ def test_a_latent_has_no_kv_heads_to_pull():
     with pytest.raises(ValueError, match="this model caches a latent"):
         pull(replace(PLAIN, shape=DEEPSEEK), "kv_heads", 64)
     assert "mxfp4" in LEVERS["weight_format"].values(replace(PLAIN, shape=DEEPSEEK))
+
+
+def test_only_as_many_gpus_are_offered_as_split_the_heads():
+    offered = LEVERS["tensor_parallel"].values
+    assert offered(PLAIN) == (1, 2, 4, 8)
+    assert offered(replace(PLAIN, tensor_parallel=16)) == (1, 2, 4, 8, 16), "as it stands"
+    assert offered(replace(PLAIN, shape=SHAPES["SmolLM2-135M"])) == (1,), "9 heads, 3 KV heads"
+    assert offered(replace(PLAIN, shape=DEEPSEEK)) == (1, 2, 4, 8)
+    assert LEVERS["kv_heads"].note
+    assert "those of one GPU" in LEVERS["tensor_parallel"].note
 
 
 @pytest.mark.parametrize(
@@ -368,9 +385,14 @@ def test_what_is_taken_for_granted_is_said():
 
     assert len(LOGGED.assumptions) == 1
     assert says("Activations are taken as 0 bytes", activation_bytes=0)
+    assert says("Other bytes, such as for a CUDA context, are taken as 0", other_bytes=0)
     assert says("Communication between GPUs takes no time", tensor_parallel=2)
     assert not says("copies", tensor_parallel=8)
     assert says("Each of 16 GPUs keeps copies of KV: there are 8 KV heads", tensor_parallel=16)
+    one = pull(LOGGED, "kv_heads", 1).shape
+    assert says(
+        "Each of 2 GPUs keeps copies of KV: there is 1 KV head", shape=one, tensor_parallel=2
+    )
     assert says("a latent has no heads", shape=DEEPSEEK, tensor_parallel=2)
     assert says("a step is no faster", pipeline_parallel=2)
     assert says("A window keeps its tokens and up to 8192 of a prompt", shape=GPT_OSS)

@@ -1,6 +1,7 @@
 """The capacity explorer as a student meets it: in JupyterLab, in a real Chromium."""
 
 import json
+from pathlib import Path
 
 import pytest
 from lab import LabPage, LabServer
@@ -12,6 +13,8 @@ CONFIG = {
     "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
     "vocab_size": 128256, "tie_word_embeddings": True,
 }  # fmt: skip
+CONFIGS = Path(__file__).parents[1] / "data" / "hf_configs"
+DEEPSEEK = (CONFIGS / "deepseek-ai--DeepSeek-V3.json").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -81,6 +84,25 @@ def test_any_config_can_be_pasted_and_a_bad_one_is_answered_in_words(toy: LabPag
     expect(alert).to_have_count(0)
     expect(toy.page.get_by_label("Model", exact=True)).to_have_value("the pasted config.json")
     assert toy.errors() == []
+
+
+def test_a_model_that_needs_eight_gpus_gets_them(toy: LabPage) -> None:
+    good = toy.chart()
+    toy.page.get_by_label("Device", exact=True).select_option("NVIDIA H200 SXM")
+    good = toy.chart_changed(good)
+    toy.page.get_by_label("config.json", exact=True).fill(DEEPSEEK)
+    alert = toy.page.get_by_role("alert")
+    expect(alert).to_contain_text("The chart still shows Llama-3.1-8B on NVIDIA H200 SXM")
+    expect(toy.page.locator(".widget-html div[style*='opacity']").first).to_have_css(
+        "opacity", "0.35"
+    )
+    assert toy.chart() == good
+    toy.screenshot("capacity_refused", toy.output(0))
+    assert "sequences fit" in choose(toy, "GPUs", "8")
+    expect(alert).to_have_count(0)
+    expect(button(toy, "weight format", "fp8 (baseline)")).to_be_visible()
+    expect(toy.page.locator(".widget-html div[style*='opacity']")).to_have_count(0)
+    toy.screenshot("capacity_eight_gpus", toy.output(0))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

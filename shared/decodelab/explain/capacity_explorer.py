@@ -14,31 +14,41 @@ from ipywidgets import HTML, Dropdown, HBox, Layout, Textarea, ToggleButtons, VB
 from decodelab.explain.capacity_view import (
     BASELINE,
     Capacity,
+    notes_of,
+    on_card,
     options,
     pull_all,
-    read_config,
-    served_on,
 )
 from decodelab.explain.explorers import Shown, number_row
 from decodelab.explain.figures import Figure
+from decodelab.explain.pasted_config import read_config
 from decodelab.predict import HARDWARE, SHAPES, Hardware, ModelShape
 from decodelab.predict.deployment import LEVERS, Deployment
 
 PASTED = "the pasted config.json"
 NAMES = "130px"  # width of the names before the controls
+GREY = 0.35  # opacity of a chart that is not of what the choosers say
 
 
 class CapacityExplorer(Shown):
     """A Capacity with sliders, a row of buttons for each lever, and any model and device."""
 
     def __init__(
-        self, given: Capacity, models: Mapping[str, ModelShape], batch: int, context: int
+        self,
+        given: Capacity,
+        cards: Deployment,
+        models: Mapping[str, ModelShape],
+        batch: int,
+        context: int,
     ) -> None:
-        self.given, self.capacity = given, given
+        self.given, self.cards, self.capacity = given, cards, given
         self.models, device = dict(models), given.baseline.hardware
-        self.devices: dict[str, Hardware] = {device.name: device} | dict(HARDWARE)
-        shown = next(name for name, shape in models.items() if shape == given.baseline.shape)
-        self.model = _menu("Model", list(models), shown)
+        self.shipped: str | None = None  # the format of the pasted model's weights, where known
+        own = {device.name: device}  # first, and never the table's of the same name
+        self.devices: dict[str, Hardware] = own | dict(HARDWARE) | own
+        model = next(name for name, shape in models.items() if shape == given.baseline.shape)
+        self.shown, self.refused = (model, device.name), False
+        self.model = _menu("Model", list(models), model)
         self.device = _menu("Device", list(self.devices), device.name)
         self.config = Textarea(
             description="config.json",
@@ -65,37 +75,60 @@ class CapacityExplorer(Shown):
             number.observe(self.redraw, names="value")
 
     def redraw(self, change: object = None) -> None:
-        """Draw what the sliders say."""
-        self.chart.value = self.capacity.html(self.batch.value, self.context.value)
+        """Draw what the sliders say; grey, where the choosers say what can't be."""
+        drawn = self.capacity.html(self.batch.value, self.context.value)
+        self.chart.value = f'<div style="opacity:{GREY}">{drawn}</div>' if self.refused else drawn
 
     def figure(self) -> Figure:
         return self.capacity.figure(self.batch.value, self.context.value)
 
     def _choose(self, change: object = None) -> None:
-        """Show what the choosers say; what can't be is said in words, and nothing else changes."""
-        with self._refusing():
-            given, model = self.given, self.models[self.model.value]
-            baseline = served_on(given.baseline, model, self.devices[self.device.value])
-            self._offer(baseline)
-            if baseline != given.baseline:  # what was measured was measured there
-                given = replace(given, kv_bandwidth=None, measured={})
-            choices = {lever: buttons.value for lever, buttons in self.levers.items()}
-            deployment = pull_all(baseline, choices)
-            capacity = replace(given, baseline=baseline, deployment=deployment)
+        """Show what the choosers say; what can't be is said in words, and the old chart is grey."""
+        try:
+            capacity = self._chosen()
             self.chart.value = capacity.html(self.batch.value, self.context.value)
-            self.capacity = capacity
+        except ValueError as error:
+            self.refused = True
+            self._say(error)
+            self.redraw()
+        else:
+            self.capacity, self.refused = capacity, False
+            self.shown = self.model.value, self.device.value
+            self.message.value = ""
+
+    def _chosen(self) -> Capacity:
+        """What the choosers say; ValueError where that can't be shown."""
+        given, baseline = self.given, self._baseline()
+        self._offer(baseline)
+        if baseline != given.baseline:  # what was measured was measured there
+            given = replace(given, kv_bandwidth=None, measured={})
+        choices = {lever: buttons.value for lever, buttons in self.levers.items()}
+        deployment = pull_all(baseline, choices)
+        return replace(given, baseline=baseline, deployment=deployment, notes=notes_of(choices))
+
+    def _baseline(self) -> Deployment:
+        """The model on the device, each as chosen: as given on the device as given, else a card."""
+        given, shape = self.given.baseline, self.models[self.model.value]
+        device = self.devices[self.device.value]
+        if device == given.hardware:
+            baseline = replace(given, shape=shape)
+        else:
+            baseline = on_card(self.cards, shape, device)
+        shipped = self.shipped if self.model.value == PASTED else None
+        return replace(baseline, weight_format=shipped or baseline.weight_format)
 
     def _paste(self, change: Mapping) -> None:
         """Read what was pasted, and show that model."""
-        if not change["new"].strip():
-            self.message.value = ""
-            return
-        with self._refusing():
-            self.models[PASTED] = read_config(change["new"])
+        if change["new"].strip():
+            try:
+                self.models[PASTED], self.shipped = read_config(change["new"])
+            except ValueError as error:
+                self._say(error)
+                return
             with _unheard(self.model, self._choose):
                 self.model.options = list(self.models)
                 self.model.value = PASTED
-            self._choose()
+        self._choose()
 
     def _offer(self, baseline: Deployment) -> None:
         """Offer what each lever can do for `baseline`; a lever stays pulled where it can."""
@@ -106,22 +139,19 @@ class CapacityExplorer(Shown):
                     buttons.options = offered
                     buttons.value = old if old in [value for _, value in offered] else BASELINE
 
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Turn a ValueError into a sentence above the chart, which stays as it was."""
-        try:
-            self.message.value = ""
-            yield
-        except ValueError as error:
-            self.message.value = (
-                f'<p role="alert" style="max-width:720px;line-height:1.4"><b>{escape(str(error))}'
-                "</b> The chart is as it was.</p>"
-            )
+    def _say(self, error: ValueError) -> None:
+        """Say above the chart what can't be shown, and what still is."""
+        model, device = self.shown
+        self.message.value = (
+            f'<p role="alert" style="max-width:720px;line-height:1.4"><b>{escape(str(error))}'
+            f"</b> The chart still shows {escape(model)} on {escape(device)}.</p>"
+        )
 
 
 def capacity_explorer(
     deployment: Deployment,
     *,
+    cards: Deployment | None = None,
     models: Mapping[str, ModelShape] = SHAPES,
     batch: int = 8,
     context: int = 8192,
@@ -129,13 +159,16 @@ def capacity_explorer(
 ) -> CapacityExplorer:
     """Build the explorer of what fits around `deployment`, its baseline; `display` shows it.
 
-    `models` are offered by name, beside all of HARDWARE and the deployment's own device. For the
-    rest (`kv_bandwidth`, `measured`, `contexts`, `max_batch`) see Capacity.
+    `models` are offered by name, beside all of HARDWARE and the deployment's own device. On any
+    other device a model is served as `cards` is (utilization, activations, formats; its model and
+    device play no part), by default as vLLM serves unless told otherwise. For the rest
+    (`kv_bandwidth`, `measured`, `contexts`, `max_batch`) see Capacity.
     """
     if deployment.shape not in models.values():
         models = {"this model": deployment.shape} | dict(models)
     given = Capacity(baseline=deployment, deployment=deployment, **capacity)
-    return CapacityExplorer(given, models, batch, context)
+    cards = cards or Deployment(shape=deployment.shape, hardware=deployment.hardware)
+    return CapacityExplorer(given, cards, models, batch, context)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Capacity itself is computed by `decodelab.predict.Deployment`, never here. Lever
 LEVERS holds is offered and pulled.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,12 @@ from decodelab.explain.memory_figures import (
 from decodelab.explain.paint_svg import paint_svg
 from decodelab.explain.style import say
 from decodelab.predict import Hardware, ModelShape
+from decodelab.predict.capacity import as_bytes
 from decodelab.predict.deployment import LEVERS, Deployment, pull
 
 BASELINE = "baseline"  # what a lever stands at until it is pulled
 ANY = (None, 4096, 1024)  # offered where a lever takes any number of tokens, or none
+SIXTEEN = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Capacity:
     """What the explorer shows: a baseline, and the same deployment with levers pulled.
 
     `kv_bandwidth` is the measured bytes/s at which a step reads caches, `measured` the largest
-    batches found by trying, {context: sequences}.
+    batches found by trying, {context: sequences}; `notes` are said beside the assumptions.
     """
 
     baseline: Deployment
@@ -43,6 +44,7 @@ class Capacity:
     measured: Mapping[int, int] = field(default_factory=dict)
     contexts: tuple[int, int] = CONTEXTS
     max_batch: int = MOST
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_batch < 2 or not 0 < self.contexts[0] < self.contexts[1]:
@@ -80,7 +82,9 @@ class Capacity:
             if one is self.deployment or largest(one, context):
                 shown = max(1, min(batch, one.max_sequences(context)))
                 rows[f"{name}B = {say(shown)}"] = one.memory(shown, context)
-        return memory_bar(rows, title="Memory of the device at this point")
+        gpus = max(one.tensor_parallel for one in compared.values())
+        where = "the device" if gpus == 1 else "one GPU"
+        return memory_bar(rows, title=f"Memory of {where} at this point")
 
     def readout(self, batch: int, context: int) -> str:
         """Say what fits, what ends the batch, and the speed at this point, in words and numbers."""
@@ -95,9 +99,10 @@ class Capacity:
                 f"At best {say(step.tokens_per_second)} tokens/s in all, {say(each)} for each user "
                 f"({one.dtype} arithmetic)"
             )
+        here = " on each GPU" if one.tensor_parallel > 1 else ""
         said.append(
-            f"the pool of {say(one.pool_bytes / 1e9)} GB holds {say(one.tokens)} tokens, each "
-            f"{say(one.kv_bytes_per_token)} bytes of KV"
+            f"the pool of {say(one.pool_bytes / 1e9)} GB{here} holds {say(one.tokens)} tokens, "
+            f"each {say(one.kv_bytes_per_token)} bytes of KV{here}"
         )
         said.append(self._end(context))
         if context > (one.shape.max_context or context):
@@ -121,10 +126,21 @@ class Capacity:
             f"speed, though {say(most)} fit"
         )
 
+    def _served(self) -> str:
+        """How the deployment is served, in a sentence."""
+        one = self.deployment
+        held = as_bytes("activation_bytes", one.activation_bytes)
+        held += as_bytes("other_bytes", one.other_bytes)
+        apart = f", {say(held / 1e9)} GB for activations and other" if held else ""
+        return (
+            f"Weights in {one.weight_format}, KV in {one.kv_format}; utilization "
+            f"{say(one.utilization)}{apart}."
+        )
+
     def html(self, batch: int, context: int) -> str:
         """All that the explorer shows at one position of its controls."""
         words = escape(self.readout(batch, context))
-        notes = escape(" ".join(self.deployment.assumptions))
+        notes = escape(" ".join([self._served(), *self.deployment.assumptions, *self.notes]))
         return (
             f'<p role="status" style="max-width:720px;line-height:1.4">{words}</p>'
             + paint_svg(self.figure(batch, context))
@@ -153,20 +169,23 @@ def pull_all(baseline: Deployment, choices: Mapping[str, object]) -> Deployment:
     return baseline
 
 
-def read_config(text: str) -> ModelShape:
-    """The shape in the text of a config.json; ValueError saying what is wrong with it."""
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"This is not JSON: {error}. Paste the whole config.json.") from None
-    if not isinstance(config, dict):
-        raise ValueError("A config.json holds one object, in braces: paste all of it.")
-    return ModelShape.from_config(config)
+def notes_of(choices: Mapping[str, object]) -> tuple[str, ...]:
+    """What the levers that do not stand at BASELINE have to say of themselves."""
+    notes = (LEVERS[lever].note for lever, value in choices.items() if value != BASELINE)
+    return tuple(filter(None, notes))
 
 
-def served_on(template: Deployment, shape: ModelShape, hardware: Hardware) -> Deployment:
-    """`template` with another model and device; another device computes in 16 bits if it can."""
-    dtype = template.dtype
-    if hardware != template.hardware:
-        dtype = next((name for name in ("bf16", "fp16") if name in hardware.flops), "fp32")
-    return replace(template, shape=shape, hardware=hardware, dtype=dtype)
+def on_card(cards: Deployment, shape: ModelShape, hardware: Hardware) -> Deployment:
+    """`shape` on `hardware`, served as `cards` is, in the 16 bits that this device computes in."""
+    sixteen = next((name for name in SIXTEEN if name in hardware.flops), "fp16")
+    weights, kv = (
+        sixteen if name in SIXTEEN else name for name in (cards.weight_format, cards.kv_format)
+    )
+    return replace(
+        cards,
+        shape=shape,
+        hardware=hardware,
+        weight_format=weights,
+        kv_format=kv,
+        dtype=sixteen if sixteen in hardware.flops else "fp32",
+    )

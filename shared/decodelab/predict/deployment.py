@@ -7,6 +7,7 @@ one GPU unless it says otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ from .quantization import (
     weight_format,
 )
 from .roofline import DecodeStep, decode_step
+
+GPUS = (1, 2, 4, 8)  # what the lever of tensor parallelism offers: one node's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +152,14 @@ class Deployment:
         size = f"{gigabytes(device.capacity_bytes)} ({device.capacity_bytes / 2**30:.2f} GiB)"
         usable = device.usable_memory_bytes is not None
         figure = "usable" if usable else "nominal, for want of a usable figure"
-        copied = "a latent has no heads" if shape.mla else f"there are {shape.kv_heads} KV heads"
+        heads = "is 1 KV head" if shape.kv_heads == 1 else f"are {shape.kv_heads} KV heads"
+        copied = "a latent has no heads" if shape.mla else f"there {heads}"
         held = as_bytes("activation_bytes", self.activation_bytes)
+        other = as_bytes("other_bytes", self.other_bytes)
         stated = {
             f"The memory of {device.name} is {size}, {figure}.": True,
             "Activations are taken as 0 bytes: an engine prints its own at start-up.": held == 0,
+            "Other bytes, such as for a CUDA context, are taken as 0.": other == 0,
             f"Each of {gpus} GPUs keeps copies of KV: {copied}.": gpus > 1
             and (shape.mla is not None or shape.kv_heads < gpus),
             "Communication between GPUs takes no time.": gpus * self.pipeline_parallel > 1,
@@ -189,11 +195,15 @@ class Deployment:
 
 
 class Lever(NamedTuple):
-    """A change of one thing: what it is called, the values it takes, and how it changes."""
+    """A change of one thing: what it is called, the values it takes, and how it changes.
+
+    `note` says what a reader of the figures should know once it is pulled.
+    """
 
     label: str
     values: Callable[[Deployment], tuple | None]  # None: no window, or any number of tokens
     change: Callable[[Deployment, object], Deployment]
+    note: str = ""
 
 
 def _kv_heads(deployment: Deployment, value: int) -> Deployment:
@@ -221,14 +231,37 @@ def _weight_formats(deployment: Deployment) -> tuple[str, ...]:
     return tuple(name for name, f in FORMATS.items() if not f.parts or parts & f.parts.keys())
 
 
+def _gpus(deployment: Deployment) -> tuple[int, ...]:
+    """Numbers of GPUs over which heads and KV heads split evenly, those in use among them."""
+    found = []
+    for gpus in sorted({*GPUS, deployment.tensor_parallel}):
+        with suppress(ValueError):
+            deployment.shape.layer_kv_bytes(1, gpus)
+            found.append(gpus)
+    return tuple(found)
+
+
 LEVERS: dict[str, Lever] = {
-    "kv_heads": Lever("KV heads", _divisors, _kv_heads),
+    "kv_heads": Lever(
+        "KV heads",
+        _divisors,
+        _kv_heads,
+        "KV heads size the K and V projections too, so the weights and with them the pool change "
+        "a little beside the cache.",
+    ),
     "window": Lever("window, tokens", lambda _: None, _window),
     "kv_format": Lever(
         "KV format", lambda _: tuple(KV_FORMATS), lambda d, value: replace(d, kv_format=value)
     ),
     "weight_format": Lever(
         "weight format", _weight_formats, lambda d, value: replace(d, weight_format=value)
+    ),
+    "tensor_parallel": Lever(
+        "GPUs",
+        _gpus,
+        lambda d, value: replace(d, tensor_parallel=value),
+        "With several GPUs (tensor parallelism), bytes are those of one GPU, and tokens, sequences "
+        "and speed those of all together.",
     ),
 }
 
