@@ -76,6 +76,7 @@ def test_modules_are_short_and_have_no_star_import_or_global(path):
     [
         ("decodelab", {"torch", "numpy", "matplotlib", "ipywidgets", "plotly"}),
         ("decodelab.predict", {"torch", "numpy", "matplotlib", "ipywidgets", "plotly"}),
+        ("decodelab.serve", {"torch", "numpy", "matplotlib", "ipywidgets", "plotly"}),
         ("decodelab.measure", {"matplotlib", "ipywidgets", "plotly", "transformers", "IPython"}),
     ],
 )
