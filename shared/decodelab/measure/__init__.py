@@ -18,6 +18,8 @@ from .device import pick_device, pick_dtype
 from .kv_cache import KVCache
 from .memory import NotEnoughMemoryError, Outcome, allocated_bytes, attempt, release_memory
 from .model import Decoder, random_tensors, weight_reads
+from .model_runner import ModelRunner
+from .paged import PagedCache
 from .step_model import StepTimeModel
 from .steps import StepTiming, contradiction, measure_prefill, measure_step, measure_steps
 from .timing import Timing, timed
@@ -29,8 +31,10 @@ __all__ = [
     "Exhaustion",
     "KVCache",
     "KVPool",
+    "ModelRunner",
     "NotEnoughMemoryError",
     "Outcome",
+    "PagedCache",
     "PoolExhaustedError",
     "Step",
     "StepTimeModel",

@@ -138,10 +138,9 @@ class Decoder(nn.Module):
         where rows are padded on the right. What padding writes lies above every real position.
         """
         x, rope = self.embed(tokens), self.rope(positions)
-        windows = self.shape.windows or (None,) * self.shape.layers
-        masks = {w: self._mask(positions, cache.columns(w), w) for w in set(windows)}
-        for index, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
-            x = layer(x, rope, masks[window], cache, index)
+        masks = self.masks(positions, cache)
+        for index, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+            x = layer(x, rope, mask, cache, index)
         return self.logits(x, last)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -160,6 +159,12 @@ class Decoder(nn.Module):
         """Logits [B, vocab] of the last layer's x [B, S, hidden], at `last` as in `forward`."""
         x = x[:, -1] if last is None else x[torch.arange(len(last), device=x.device), last]
         return self.head(rms_norm(x, self.norm, self.shape.norm_eps))
+
+    def masks(self, positions: torch.Tensor, cache: CacheView) -> list[torch.Tensor]:
+        """The mask of each layer for queries at `positions` [B, S]; one tensor a kind of window."""
+        windows = self.shape.windows or (None,) * self.shape.layers
+        masks = {w: self._mask(positions, cache.columns(w), w) for w in set(windows)}
+        return [masks[window] for window in windows]
 
     def _mask(
         self, positions: torch.Tensor, columns: torch.Tensor, window: int | None
