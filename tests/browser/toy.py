@@ -77,3 +77,46 @@ def write_capacity_toy(path: Path) -> Path:
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     path.write_text(v4.writes(notebook), encoding="utf-8")
     return path
+
+
+STEPPER = """
+from random import Random
+from decodelab.explain import serving_figures, stepper
+from decodelab.predict import HARDWARE, SHAPES
+from decodelab.serve import Engine, Request, RooflineRunner
+
+def make(policy="continuous", num_blocks=20):
+    runner = RooflineRunner(SHAPES["Llama-3.1-8B"], HARDWARE["NVIDIA H100 SXM"], num_blocks)
+    return Engine(runner, policy, max_batch=6, token_budget=64)
+
+def workload(count, seed=0):
+    draw = Random(seed)
+    return [Request([draw.randrange(100) for _ in range(draw.randrange(8, 60))],
+                    draw.choice((4, 8, 30, 60)), id="ABCDEFGHIJKLMNOPQRSTUVWXYZ"[i])
+            for i in range(count)]
+
+shown = stepper(make, workload(12), step=6, policy=("continuous", "static"), num_blocks=(20, 64))
+shown
+"""
+SERVING = (
+    "traces = {}\n"
+    "for policy in ('static', 'continuous'):\n"
+    "    engine = make(policy, 80)\n"
+    "    engine.run(workload(24))\n"
+    "    traces[policy] = engine.trace\n"
+    "tight = make()\n"
+    "tight.run(workload(24))\n"
+    "serving_figures.gantt(tight.trace)",
+    "serving_figures.gantt(traces)",
+    "serving_figures.occupancy(traces)",
+    "serving_figures.blocks({'tight': tight.trace, **traces})",
+)
+
+
+def write_stepper_toy(path: Path) -> Path:
+    """Write a notebook with the stepper, then the figures of traces, to `path`."""
+    cells = [v4.new_code_cell(cell.strip()) for cell in (STEPPER, *SERVING)]
+    notebook = v4.new_notebook(cells=cells)
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    path.write_text(v4.writes(notebook), encoding="utf-8")
+    return path

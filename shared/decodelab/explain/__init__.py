@@ -3,11 +3,12 @@
 It imports the other wings, and nothing but the notebooks imports it.
 """
 
-from decodelab.explain import figures, memory_figures
+from decodelab.explain import figures, memory_figures, serving_figures
 from decodelab.explain.capacity_explorer import capacity_explorer
 from decodelab.explain.explorers import batch_context_explorer
 from decodelab.explain.lesson import Lesson
 from decodelab.explain.quiz import Quiz
+from decodelab.explain.stepper import stepper
 
 __all__ = [
     "Lesson",
@@ -16,4 +17,6 @@ __all__ = [
     "capacity_explorer",
     "figures",
     "memory_figures",
+    "serving_figures",
+    "stepper",
 ]

@@ -1,7 +1,7 @@
 """A figure as plain data: what is shown and where, in pixels; never how a library draws it.
 
 The painters (paint_svg, paint_matplotlib, paint_plotly) take a Chart and agree on every tick,
-range and label, since all of them are decided here. Not a plotting library: lines, dots, stacked
+range and label, since all of them are decided here. Not a plotting library: lines, areas, dots,
 horizontal bars and reference lines are all that the course needs.
 """
 
@@ -82,17 +82,19 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one name and role, as a line, as dots, or as bars of length x in row y.
+    """Points of one name and role: a line, dots, an area down to 0, or bars of length x in row y.
 
-    Its name stands at the right edge of its panel, or in its line, where that starts.
+    Its name stands at the right edge of its panel, or in its line, where that starts. Bars begin
+    at `start`, or each where the one before it in its row ends; a bar's label is written in it.
     """
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    kind: Literal["line", "dots", "bar"] = "line"
+    kind: Literal["line", "area", "dots", "bar"] = "line"
     role: str = "prediction"
     labels: tuple[str, ...] = ()  # one a point, written beside it
+    start: tuple[float, ...] = ()
     named_at: Literal["edge", "start"] = "edge"
 
     def __post_init__(self) -> None:
@@ -123,12 +125,18 @@ class Panel:
     series: tuple[Series, ...]
     rules: tuple[Rule, ...] = ()
     tall: int = 210  # pixels, where rows don't decide
+    row: int = 36  # pixels of a row
 
     @property
     def height(self) -> int:
         """Height of the plotting area, pixels."""
-        rows = 36 * len(self.y.categories) or self.tall
+        rows = self.row * len(self.y.categories) or self.tall
         return max(rows, LINE * len(self.series))
+
+    @property
+    def thick(self) -> int:
+        """Height of a bar, pixels."""
+        return round(0.61 * self.row)
 
     @cached_property
     def y_span(self) -> Span:
@@ -136,17 +144,17 @@ class Panel:
         return self.y.span(values + [r.at for r in self.rules if r.axis == "y"])
 
     def bars(self) -> Iterator[tuple[Series, float, float, float]]:
-        """Each stacked segment as (series, row, start, length)."""
+        """Each bar as (series, row, start, length)."""
         ends: dict[float, float] = {}
         for series in (s for s in self.series if s.kind == "bar"):
-            for length, row in zip(series.x, series.y, strict=True):
-                start = ends.get(row, 0.0)
+            for i, (length, row) in enumerate(zip(series.x, series.y, strict=True)):
+                start = series.start[i] if series.start else ends.get(row, 0.0)
                 ends[row] = start + length
                 yield series, row, start, length
 
     def names(self) -> list[tuple[Series, float]]:
         """Each series named at the edge with its name's height: near its end, none on another."""
-        if self.y.categories:
+        if self.y.categories or any(s.kind == "area" for s in self.series):  # as they are stacked
             step = LINE / self.height
             return [(s, 1 - step * (i + 0.5)) for i, s in enumerate(self.series)]
         at_edge = [s for s in self.series if s.named_at == "edge"]
@@ -158,11 +166,15 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A claim as title, and panels one above the other on a shared x axis."""
+    """A claim as title, and panels one above the other on a shared x axis.
+
+    `words` say what it shows where numbers of each series would say it badly.
+    """
 
     title: str
     x: Axis
     panels: tuple[Panel, ...]
+    words: str = ""
 
     @cached_property
     def x_span(self) -> Span:
@@ -182,6 +194,15 @@ class Chart:
         names = [name for panel in self.panels for name in panel.y.categories]
         return max([LEFT, *(14 + 7.5 * len(name) for name in names)])
 
+    def bar_labels(self, panel: Panel) -> Iterator[tuple[Series, float, float, str]]:
+        """Each label whose bar is long enough for it, as (series, row, middle, label)."""
+        pixels = (WIDTH - self.left - RIGHT) / (self.x_span[1] - self.x_span[0])
+        for series in (s for s in panel.series if s.kind == "bar"):
+            marks = zip(series.y, series.start, series.x, series.labels, strict=False)
+            for row, start, length, label in marks:
+                if label and LETTER * len(label) + 2 <= length * pixels:
+                    yield series, row, start + length / 2, label
+
     def boxes(self) -> list[tuple[Panel, float, float, float, float]]:
         """Each panel with left, top, width, height of its plotting area, in pixels."""
         top, boxes = LINE * len(self.title_lines) + 18.0, []
@@ -198,7 +219,8 @@ class Chart:
 
     def describe(self) -> str:
         """Say in words and numbers what the figure shows, a sentence a panel."""
-        return " ".join([f"{self.title}."] + [self._describe_panel(p) for p in self.panels])
+        said = [self.words] if self.words else [self._describe_panel(p) for p in self.panels]
+        return " ".join([f"{self.title}.", *said])
 
     def _describe_panel(self, panel: Panel) -> str:
         said = [self._describe_series(s, panel.y) for s in panel.series]

@@ -29,6 +29,7 @@ PALETTE = list(dict.fromkeys([PAPER, FAINT, "#b1b0ae", "#71706f", INK, "#7db6d5"
 def paint_matplotlib(chart: Chart) -> Figure:
     """Return `chart` as a matplotlib Figure that belongs to no backend and no pyplot state."""
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
 
     figure = Figure(figsize=(WIDTH / DPI, chart.height / DPI), dpi=DPI, facecolor=PAPER)
     title = "\n".join(chart.title_lines)
@@ -40,9 +41,13 @@ def paint_matplotlib(chart: Chart) -> Figure:
         _axes(axes, chart, panel)
         for rule in panel.rules:
             _rule(axes, chart, rule)
-        thick = min(0.6, 22 * len(panel.y.categories) / height)  # 22 pixels, as in the SVG
+        thick = min(0.6, panel.thick * len(panel.y.categories) / height)  # pixels as in the SVG
         for series, row, start, length in panel.bars():
             axes.barh(row, length, thick, start, **_fill(series.role), zorder=3)
+        for series, row, middle, label in chart.bar_labels(panel):
+            halo = withStroke(linewidth=4.5, foreground=ROLES[series.role].ink)
+            place = {"ha": "center", "va": "center_baseline", "zorder": 4}
+            axes.text(middle, row, label, size=8.5, color=INK, path_effects=[halo], **place)
         for series in panel.series:
             _points(axes, chart, panel, series)
         for series, up in panel.names():
@@ -102,6 +107,9 @@ def _dots(role: str) -> dict:
 
 def _points(axes: Axes, chart: Chart, panel: Panel, series: Series) -> None:
     if series.kind == "bar":
+        return
+    if series.kind == "area":
+        axes.fill_between(series.x, series.y, **_fill(series.role), zorder=3)
         return
     if series.named_at == "start":
         _named_line(axes, chart, panel, series)

@@ -64,11 +64,16 @@ def _trace(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
         "yaxis": f"y{n}", "hovertemplate": f"{series.name}<br>{hover}<extra></extra>",
     }  # fmt: skip
     edge = {"color": INK, "width": 0.7}
+    hatch = {"shape": look.hatch, "size": 6, "fillmode": "overlay", "fgcolor": INK}
+    color = "rgba(0,0,0,0)" if look.ink == "none" else look.ink
     if series.kind == "bar":
-        hatch = {"shape": look.hatch, "size": 6, "fillmode": "overlay", "fgcolor": INK}
-        color = "rgba(0,0,0,0)" if look.ink == "none" else look.ink
         fill = {"color": color, "line": edge, "pattern": hatch}
+        if series.start:
+            trace |= {"base": list(series.start), "text": list(series.labels)}
         return trace | {"type": "bar", "orientation": "h", "marker": fill}
+    if series.kind == "area":
+        trace |= {"fill": "tozeroy", "fillcolor": color, "fillpattern": hatch, "line": edge}
+        return trace | {"type": "scatter", "mode": "lines"}
     if series.kind == "line":
         return trace | {"type": "scatter", "mode": "lines", "line": _line(series.role, 2.5)}
     ring = {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2}}
@@ -124,7 +129,7 @@ def _start(chart: Chart, panel: Panel, series: Series, n: str) -> dict:
 def _key(series: Series, up: float, n: str) -> dict:
     dashed = ROLES[series.role].dash
     dot = "◯" if series.role == "marker" else "●"
-    glyph = {"bar": "■", "dots": dot, "line": "╍╍" if dashed else "━━"}[series.kind]
+    glyph = {"bar": "■", "area": "■", "dots": dot, "line": "╍╍" if dashed else "━━"}[series.kind]
     ink = INK if ROLES[series.role].ink == "none" else ROLES[series.role].ink
     glyph = "□" if ROLES[series.role].ink == "none" else glyph
     swatch = f'<span style="color:{ink}">{glyph}</span>'

@@ -16,20 +16,26 @@ from decodelab.explain.chart import (
     Series,
     start_of_line,
 )
-from decodelab.explain.style import ROLES
+from decodelab.explain.style import INK, ROLES
 
 Box = tuple[Panel, float, float, float, float]
+HATCHES = {
+    "KV": "M0 7L7 0",
+    "arithmetic": "M0 0L7 7M0 7L7 0",
+    "overhead": "M2 3.5h3",
+    "activations": "M0 0L7 7",
+    "reserve": "M2 3.5h3",
+}
 DEFS = "".join(
     f'<pattern id="decodelab-{name}" width="7" height="7" patternUnits="userSpaceOnUse">'
     f'<path d="{path}" stroke="#000" stroke-opacity=".55" fill="none"/></pattern>'
-    for name, path in {
-        "KV": "M0 7L7 0",
-        "arithmetic": "M0 0L7 7M0 7L7 0",
-        "overhead": "M2 3.5h3",
-        "activations": "M0 0L7 7",
-        "reserve": "M2 3.5h3",
-    }.items()
+    for name, path in HATCHES.items()
 )
+PATTERNS = {  # role -> its own of these, or the first that looks the same
+    role: role if role in HATCHES else next(h for h in HATCHES if ROLES[h].hatch == look.hatch)
+    for role, look in ROLES.items()
+    if look.hatch
+}
 
 
 def paint_svg(chart: Chart) -> str:
@@ -45,7 +51,8 @@ def paint_svg(chart: Chart) -> str:
         parts += _axes(chart, box)
         parts += [_rule(chart, box, rule) for rule in box[0].rules]
         parts += _bars(chart, box)
-        parts += [_series(chart, box, s) for s in box[0].series if s.kind != "bar"]
+        parts += [_area(chart, box, s) for s in box[0].series if s.kind == "area"]
+        parts += [_series(chart, box, s) for s in box[0].series if s.kind in ("line", "dots")]
         parts += [_key(box, series, height) for series, height in box[0].names()]
     return "".join(parts) + "</svg>"
 
@@ -102,18 +109,36 @@ def _rule(chart: Chart, box: Box, rule: Rule) -> str:
 
 
 def _bars(chart: Chart, box: Box) -> list[str]:
-    parts = []
+    parts, thick = [], box[0].thick
     for series, row, start, length in box[0].bars():
         (x0, y), (x1, _) = _at(chart, box, start, row), _at(chart, box, start + length, row)
-        parts.append(_swatch(series.role, x0, y - 11, x1 - x0, 22))
+        parts.append(_swatch(series.role, x0, y - thick / 2, x1 - x0, thick))
+    for series, row, middle, label in chart.bar_labels(box[0]):
+        x, y = _at(chart, box, middle, row)
+        halo = f'stroke="{ROLES[series.role].color}" stroke-width="5" paint-order="stroke"'
+        parts.append(
+            f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" fill="{INK}" {halo}>'
+            f"{escape(label)}</text>"
+        )
     return parts
+
+
+def _area(chart: Chart, box: Box, series: Series) -> str:
+    corners = [(series.x[0], 0.0), *zip(series.x, series.y, strict=True), (series.x[-1], 0.0)]
+    points = " ".join("{:.1f},{:.1f}".format(*_at(chart, box, x, y)) for x, y in corners)
+    return _fill(f'<polygon points="{points}"', series.role)
 
 
 def _swatch(role: str, x: float, y: float, width: float, height: float) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height}"'
-    hatch = f'<rect {place} fill="url(#decodelab-{role})"/>' if ROLES[role].hatch else ""
+    return _fill(f"<rect {place}", role)
+
+
+def _fill(shape: str, role: str) -> str:
+    """An open tag, filled as its role is: colour, edge and hatch."""
+    hatch = f'{shape} fill="url(#decodelab-{PATTERNS[role]})"/>' if role in PATTERNS else ""
     edge = 'stroke="currentColor" stroke-width=".7"'
-    return f'<rect {place} fill="{ROLES[role].color}" {edge}/>{hatch}'
+    return f'{shape} fill="{ROLES[role].color}" {edge}/>{hatch}'
 
 
 def _dot(role: str, x: float, y: float) -> str:
@@ -144,7 +169,7 @@ def _key(box: Box, series: Series, height_fraction: float) -> str:
     x, y = left + width + 12, top + (1 - height_fraction) * height
     if series.kind == "line":
         swatch = f'<path d="M{x} {y:.1f}h22" {_stroke(series.role)}/>'
-    elif series.kind == "bar":
+    elif series.kind in ("bar", "area"):
         swatch = _swatch(series.role, x + 4, y - 6, 14, 12)
     else:
         swatch = _dot(series.role, x + 11, y)

@@ -2,7 +2,7 @@
 
 Hues are Okabe and Ito's, told apart by colour-blind readers; dash and hatch carry the same
 distinction in grey. Prediction is a blue line and measurement an orange dot, everywhere;
-vermilion is kept for what breaks: an SLO missed, memory run out.
+vermilion is kept for what breaks: an SLO missed, memory run out, a request preempted.
 """
 
 from dataclasses import dataclass
@@ -45,6 +45,12 @@ ROLES = {
     "reserve": Look(color="#b1b0ae", hatch="."),
     "free": Look(color="none"),
     "level": Look(color="#71706f", thin=True),
+    "prefill": Look(color="#CC79A7", hatch="x"),
+    "decode": Look(color="#56B4E9"),
+    "padding": Look(color="#b1b0ae", hatch="/"),
+    "queue": Look(color="#F0E442", hatch="."),
+    "typical": Look(color="#009E73"),
+    "tail": Look(color="#CC79A7", dash=(10, 3, 2, 3)),
 }
 
 
