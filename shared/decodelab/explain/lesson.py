@@ -6,6 +6,7 @@ those measurements: a student is judged by their own machine. Nothing here measu
 """
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from decodelab.explain.style import say
 from decodelab.measure import (
     Calibration,
     Decoder,
+    ModelRunner,
     StepTimeModel,
     StepTiming,
     calibrate,
@@ -33,7 +35,8 @@ from decodelab.measure import (
     pick_dtype,
 )
 from decodelab.measure.memory import available_bytes
-from decodelab.predict import SHAPES, ModelShape
+from decodelab.predict import HARDWARE, SHAPES, ModelShape
+from decodelab.serve import Engine, Request, RooflineRunner, summarize
 
 MEASUREMENTS_FILE = "measurements.json"
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -169,6 +172,28 @@ class Lesson:
 
         return self.stored(f"linear {d_in}x{d_out}", run)["seconds"]
 
+    def serve(
+        self,
+        name: str,
+        requests: Sequence[Request],
+        num_blocks: int,
+        block_size: int = 16,
+        **how: object,
+    ) -> tuple[Engine, dict]:
+        """Serve `requests` on this lesson's model; the engine, for its trace, and its figures.
+
+        `how` is Engine's. A replay takes the stored figures, and a trace from a virtual clock: what
+        is scheduled is the same where all requests are there at the start.
+        """
+        if name in self._replay:
+            card = HARDWARE["NVIDIA T4"]
+            runner = RooflineRunner(self.shape, card, num_blocks, block_size, dtype="fp16")
+        else:
+            runner = ModelRunner(self.model, num_blocks, block_size)
+        engine = Engine(runner, **how)
+        engine.run(requests)
+        return engine, self.stored(name, lambda: served(engine))
+
     def judge(self, question: str, letter: str, terms: Mapping[str, float]) -> None:
         """Answer a choice among measured terms (A is the first) by the reader's own numbers.
 
@@ -197,6 +222,24 @@ class Lesson:
         unseen = [t for t in surface if t not in known]
         size = self.bytes_per_element
         return StepTimeModel.fit(self.shape, known, self.calibration, size), unseen
+
+
+def served(engine: Engine) -> dict[str, float]:
+    """What a run was worth, as plain numbers: seconds, shares of 1, tokens/s."""
+    run = summarize(engine.trace, engine.sequences)
+    figures = {
+        "seconds": run.seconds,
+        "steps": run.steps,
+        "tokens_per_second": run.tokens_per_second,
+        "padding": run.padding,
+        "occupancy": run.occupancy,
+        "peak": max(len(record.rows) for record in engine.trace),
+        "preemptions": run.preemptions,
+    }
+    for name, latencies in (("ttft", run.ttft), ("tpot", run.tpot), ("itl", run.itl)):
+        for percent in (50, 95, 100):
+            figures[f"{name}_p{percent}"] = latencies.percentile(percent)
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def default_shape(device: torch.device) -> str:
