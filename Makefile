@@ -43,6 +43,7 @@ grade: $(VENV)/.grade
 bench: $(VENV)/.test
 	$(BIN)/python tests/bench/decode.py
 	$(BIN)/python tests/bench/slider.py
+	$(BIN)/python tests/bench/serving.py
 
 # Writes one recorded run of this device, which lessons show to people without one.
 record: $(VENV)/.lab
