@@ -43,7 +43,8 @@ def test_a_student_without_a_prediction_reads_one_sentence(courseware, lab):
     first = lab.index("measure_padding")
     lab.page.wait_for_function(
         """index => [...jupyterapp.shell.currentWidget.content.model.cells]
-             .filter(c => c.type === 'code')[index].outputs.some(o => o.type === 'error')""",
+             .filter(c => c.type === 'code')[index].outputs.toJSON()
+             .some(o => o.output_type === 'error')""",
         arg=first,
         timeout=120_000,
     )
