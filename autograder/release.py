@@ -129,7 +129,7 @@ def start_page(project: Project, sources: Sequence[str]) -> str:
             "Predict, measure, explain: in each lesson you commit a number, measure it on your "
             "own machine, and say where the difference comes from.",
             "",
-            "Click a lesson to open it. 60 to 90 minutes each, in this order; a GPU is not needed.",
+            "Click a lesson to open it: one to three hours each, in this order, without a GPU.",
             "",
             "| | Lesson | What you will be able to show | Without installing |",
             "|---|---|---|---|",

@@ -21,8 +21,9 @@ esac
 
 pins=$venv/pins.txt
 stack='ipykernel|ipython|ipywidgets|widgetsnbextension|jupyterlab_widgets|traitlets|jupyter_client|nbformat|nbclient|tornado|pyzmq|numpy|matplotlib|plotly|tqdm|psutil|safetensors'
+serve='aiohttp|anyio|fastapi|httptools|httpx|Jinja2|multidict|openai|prometheus_client|pydantic|pydantic_core|starlette|tokenizers|huggingface_hub|typing_extensions|uvicorn|uvloop|yarl'
 [ -x $python ] || .venv/bin/python -m venv $venv
-grep -E "^($stack)==" tests/colab-constraints.txt >$pins
+grep -E "^($stack|$serve)==" tests/colab-constraints.txt >$pins
 install="$python -m pip install --quiet --disable-pip-version-check"
 $install --requirement $pins
 # No index but those of CPU builds has a "+cpu" version, so this never fetches a CUDA build.
@@ -34,7 +35,7 @@ $python -m pip freeze >$venv/before.txt
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 cp -r pyproject.toml README.md LICENSE shared "$source"
-$install "$source"
+$install "$source[serve]"
 $python -m pip freeze --exclude decodelab >$venv/after.txt
 diff $venv/before.txt $venv/after.txt || {
     echo "installing the project changed the packages above"

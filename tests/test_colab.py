@@ -46,8 +46,9 @@ def solve(*arguments: str) -> subprocess.CompletedProcess:
     return done
 
 
-def test_installing_the_project_changes_no_package_of_colab() -> None:
-    done = solve()
+@pytest.mark.parametrize("extra", [(), ("--extra", "serve")], ids=["core", "serve"])
+def test_installing_the_project_changes_no_package_of_colab(extra: tuple[str, ...]) -> None:
+    done = solve(*extra)
     assert done.returncode == 0, done.stderr
     solved = {
         canonicalize_name(r.name): str(r.specifier) for r in map(Requirement, done.stdout.split())
@@ -66,7 +67,8 @@ def test_the_grade_extra_could_not_be_installed_on_colab() -> None:
 
 def test_everything_a_lesson_installs_or_draws_with_is_on_colab_already() -> None:
     project = project_table()
-    needed = project["dependencies"] + project["optional-dependencies"]["lab"]
+    extras = project["optional-dependencies"]
+    needed = project["dependencies"] + extras["lab"] + extras["serve"]
     for requirement in map(Requirement, needed):
         name = canonicalize_name(requirement.name)
         if name not in NOT_ON_COLAB:
@@ -114,7 +116,8 @@ def run_setup(lesson: str, on_colab: bool) -> tuple[bool, list[str]]:
 @pytest.mark.parametrize("lesson", written())
 def test_the_set_up_cell_installs_the_project_at_its_tag_and_nothing_else(lesson: str) -> None:
     project = read_project()
-    requirement = f"decodelab @ git+{project.repository}@v{project.version}"
+    name = "decodelab[serve]" if lesson.startswith("lesson4") else "decodelab"
+    requirement = f"{name} @ git+{project.repository}@v{project.version}"
     assert run_setup(lesson, on_colab=True) == (True, [f'%pip install -q "{requirement}"'])
 
 

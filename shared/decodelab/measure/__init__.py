@@ -20,9 +20,11 @@ from .memory import NotEnoughMemoryError, Outcome, allocated_bytes, attempt, rel
 from .model import Decoder, random_tensors, weight_reads
 from .model_runner import ModelRunner
 from .paged import PagedCache
+from .pretrained import load_pretrained, save_pretrained, smollm2
 from .step_model import StepTimeModel
 from .steps import StepTiming, contradiction, measure_prefill, measure_step, measure_steps
 from .timing import Timing, timed
+from .tokenizer import Tokenizer
 
 __all__ = [
     "Calibration",
@@ -40,12 +42,14 @@ __all__ = [
     "StepTimeModel",
     "StepTiming",
     "Timing",
+    "Tokenizer",
     "allocated_bytes",
     "attempt",
     "calibrate",
     "contradiction",
     "decode",
     "find_ceiling",
+    "load_pretrained",
     "measure_linear",
     "measure_prefill",
     "measure_step",
@@ -55,6 +59,8 @@ __all__ = [
     "random_tensors",
     "release_memory",
     "run_to_exhaustion",
+    "save_pretrained",
+    "smollm2",
     "timed",
     "weight_reads",
 ]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +19,7 @@ import torch
 from decodelab.predict import ModelShape
 
 INDEX = "model.safetensors.index.json"
+WEIGHT_FILES = ("config.json", "*.safetensors", INDEX)
 IN_BLOCK = {  # a decoder layer's tensors: their names in GGUF and in Hugging Face's files
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -49,12 +50,16 @@ GGUF_FIELDS = {  # config.json's field: the GGUF key after "<architecture>."
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A config, the size of each stored tensor, and how to read one by its name."""
+    """A config, the size of each stored tensor, and how to read one by its name.
+
+    `fields` is what a GGUF file says beside its tensors.
+    """
 
     where: str
     config: Mapping
     sizes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], torch.Tensor]
+    fields: Mapping = field(default_factory=dict)
 
     def shape(self) -> ModelShape:
         """The shape that the config describes; ValueError unless the tensors are those it needs."""
@@ -104,10 +109,10 @@ def open_pretrained(source: str | Path) -> Checkpoint:
     """The checkpoint of a folder with config.json and *.safetensors, or of a hub id."""
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        folder = _download(str(source))
+        folder = download(str(source), WEIGHT_FILES)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: it is no Hugging Face model folder.")
-    safetensors = _need("safetensors", "read *.safetensors")
+    safetensors = need("safetensors", "read *.safetensors")
     files = _safetensors_files(folder)
     sizes, home = {}, {}
     for path in files:
@@ -127,7 +132,7 @@ def open_gguf(path: str | Path) -> Checkpoint:
     """The checkpoint of a GGUF file (architectures llama, qwen2, qwen3), dequantized as read."""
     if not Path(path).is_file():
         raise ValueError(f"There is no file {path}.")
-    gguf = _need("gguf", "read GGUF files")
+    gguf = need("gguf", "read GGUF files")
     reader = gguf.GGUFReader(path)
     tensors = {_hugging_face_name(tensor.name): tensor for tensor in reader.tensors}
     config = _gguf_config(reader, tensors)
@@ -140,7 +145,8 @@ def open_gguf(path: str | Path) -> Checkpoint:
         return _unpermuted(values, config[heads]) if turned else values
 
     sizes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
-    return Checkpoint(where=str(path), config=config, sizes=sizes, read=read)
+    fields = reader.fields
+    return Checkpoint(where=str(path), config=config, sizes=sizes, read=read, fields=fields)
 
 
 def _unpermuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -188,13 +194,16 @@ def _safetensors_files(folder: Path) -> list[Path]:
     return files
 
 
-def _download(hub_id: str) -> Path:
+def download(hub_id: str, wanted: Sequence[str]) -> Path:
+    """The folder of a model of the Hugging Face hub, or of its copy here; ValueError says why not.
+
+    `wanted` are patterns of file names.
+    """
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", hub_id):
         raise ValueError(f"{hub_id!r} is neither a folder nor a hub id such as 'owner/model'.")
-    hub = _need("huggingface_hub", f"fetch {hub_id!r} (it is no folder here)")
+    hub = need("huggingface_hub", f"fetch {hub_id!r} (it is no folder here)")
     try:
-        wanted = ["config.json", "*.safetensors", INDEX]
-        return Path(hub.snapshot_download(hub_id, allow_patterns=wanted))
+        return Path(hub.snapshot_download(hub_id, allow_patterns=list(wanted)))
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"{hub_id!r} is no folder here, and the Hugging Face hub did not answer with it "
@@ -203,7 +212,8 @@ def _download(hub_id: str) -> Path:
         ) from error
 
 
-def _need(package: str, purpose: str) -> ModuleType:
+def need(package: str, purpose: str) -> ModuleType:
+    """An optional package, or a ValueError that says how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
