@@ -11,9 +11,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from decodelab.predict import KV_FORMATS, Deployment, Hardware, ModelShape
+from decodelab.predict import Deployment, Hardware, MixedStep, ModelShape
 from decodelab.predict.checks import positive_int
-from decodelab.predict.quantization import streamed_bytes
 
 from .allocator import slot_mapping
 from .request import GREEDY, Sampling
@@ -93,6 +92,7 @@ class RooflineRunner:
             block_size=block_size,
             dtype=dtype,
         )
+        self._step = MixedStep(self.deployment)
         self.block_size = block_size
         if num_blocks is None:
             num_blocks = self.deployment.tokens // block_size
@@ -112,26 +112,9 @@ class RooflineRunner:
         return Result(tokens, self.step_seconds(work))
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """max(W/BW, FLOPs/peak) + max(KV/BW, attention FLOPs/peak), as `decode_step`, any mix.
-
-        W is read once for all tokens of the step; a row reads the KV of its context once, and only
-        its last token meets the LM head. Padding costs what real tokens cost.
-        """
-        shape, hardware = self.deployment.shape, self.deployment.hardware
-        peak, bandwidth = hardware.peak(self.deployment.dtype), hardware.bandwidth
-        per_cached = KV_FORMATS[self.deployment.kv_format]
-        tokens = cached = attended = 0
-        for row in work:
-            count = len(row.tokens) + row.padding
-            tokens += count
-            cached += shape.kv_bytes(row.start + count, per_cached)
-            # All its tokens at the context of the middle one: exact without a window.
-            attended += count * shape.attention_flops(row.start + (count + 1) // 2)
-        head = shape.vocab * shape.hidden
-        flops = 2 * (tokens * (shape.matmul_parameters - head) + len(work) * head)
-        weights = streamed_bytes(shape, self.deployment.weight_format, tokens)
-        linear = max(weights / bandwidth, flops / peak)
-        return linear + max(cached / bandwidth, attended / peak) + self.overhead_seconds
+        """The roofline of any mix of prefill and decode; padding costs what real tokens cost."""
+        rows = ((row.start, len(row.tokens) + row.padding) for row in work)
+        return self._step.seconds(rows) + self.overhead_seconds
 
     def _next_token(self, row: Work) -> int:
         """A CRC of the ids that the row's context holds; sampled ones depend on the seed too."""
