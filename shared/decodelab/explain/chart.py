@@ -26,6 +26,7 @@ class Axis:
 
     `categories` names rows instead, the first on top; values are then row numbers from 0.
     `include` are values to keep in view, so that a scale stands still while a slider moves.
+    `every` sets ticks that far apart on a linear scale, for what has a rhythm, such as hours.
     """
 
     quantity: str
@@ -33,6 +34,7 @@ class Axis:
     log: Literal[0, 2, 10] = 0
     categories: tuple[str, ...] = ()
     include: tuple[float, ...] = ()
+    every: float = 0
 
     @property
     def title(self) -> str:
@@ -66,6 +68,8 @@ class Axis:
         low, high = span
         if self.categories:
             return list(range(len(self.categories)))
+        if self.every:
+            return [i * self.every for i in range(floor(high / self.every) + 1)]
         if not self.log:
             return round_values(low, high)
         first, last = ceil(log(low, self.log) - 1e-9), floor(log(high, self.log) + 1e-9)

@@ -28,6 +28,13 @@ PALETTE = list(dict.fromkeys([PAPER, FAINT, "#b1b0ae", "#71706f", INK, "#7db6d5"
 
 def paint_matplotlib(chart: Chart) -> Figure:
     """Return `chart` as a matplotlib Figure that belongs to no backend and no pyplot state."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # two prices in a line are not a formula
+        return _paint(chart)
+
+
+def _paint(chart: Chart) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
 
