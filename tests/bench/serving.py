@@ -151,7 +151,7 @@ def hugging_face(model: torch.nn.Module, slots: int, budget: int, tokens: int) -
 
 @contextlib.contextmanager
 def vllm(venv: Path, folder: str, slots: int, budget: int, context: int) -> Iterator[System]:
-    """vLLM in its own process and venv (vllm_cpu.sh makes it), loaded once, fed a round a line."""
+    """vLLM in its own process and venv (`make vllm` makes one), loaded once, fed a round a line."""
     command = [venv / "bin/python", VLLM_SCRIPT, folder, slots, budget, context]
     environment = os.environ | {"PYTHONPATH": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with (
@@ -349,7 +349,7 @@ def device_name(device: torch.device) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny shape")
-    parser.add_argument("--vllm", type=Path, help="the venv that vllm_cpu.sh made")
+    parser.add_argument("--vllm", type=Path, help="a venv with vLLM, as of `make vllm`")
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--budget", type=int, default=256, help="tokens in a continuous step")
     parser.add_argument("--requests", type=int, default=48)

@@ -91,6 +91,27 @@ class Engine:
             raise RefusedError(sequence.reason)
         return sequence.id
 
+    def refusal(self, request: Request) -> str:
+        """Why this request can never be served, or nothing."""
+        pool = self.scheduler.allocator
+        name = "The request" if request.id is None else f"Request {request.id!r}"
+        new = f"{len(request.prompt)} tokens and asks for {request.max_tokens} new ones"
+        if self.closed:
+            return f"{name} came after shutdown: make a new engine."
+        for token in request.prompt:
+            if not 0 <= token < self.runner.vocab:
+                return (
+                    f"{name} has token id {token}, outside 0 .. "
+                    f"{self.runner.vocab - 1}: was it made by another model's tokenizer?"
+                )
+        limit = self.runner.max_context
+        if limit is not None and len(request.prompt) + request.max_tokens > limit:
+            return f"{name} has {new}: more than the {limit} of the model's context."
+        needed = pool.blocks_for(Sequence(request).max_length)
+        if needed > pool.num_blocks:
+            return f"{name} has {new}: {needed} blocks of KV, and the pool has {pool.num_blocks}."
+        return ""
+
     def cancel(self, id: Hashable) -> bool:
         """Stop a request and free its blocks; False if it isn't in flight."""
         sequence = self.sequences.get(id)
@@ -207,36 +228,12 @@ class Engine:
             sequence.reason = f"Request id {sequence.id!r} is already in flight: choose another."
         else:
             self.sequences[sequence.id] = sequence
-            sequence.reason = self._refusal(sequence)
+            sequence.reason = self.refusal(request)
         if sequence.reason:
             sequence.status = "refused"
         else:
             heapq.heappush(self._future, (sequence.arrival, next(self._numbers), sequence))
         return sequence
-
-    def _refusal(self, sequence: Sequence) -> str:
-        """Why this request can never be served, or nothing."""
-        request, pool = sequence.request, self.scheduler.allocator
-        new = f"{len(request.prompt)} tokens and asks for {request.max_tokens} new ones"
-        if self.closed:
-            return f"Request {request.id!r} came after shutdown: make a new engine."
-        for token in request.prompt:
-            if not 0 <= token < self.runner.vocab:
-                return (
-                    f"Request {request.id!r} has token id {token}, outside 0 .. "
-                    f"{self.runner.vocab - 1}: was it made by another model's tokenizer?"
-                )
-        limit = self.runner.max_context
-        if limit is not None and len(request.prompt) + request.max_tokens > limit:
-            return (
-                f"Request {request.id!r} has {new}: more than the {limit} of the model's context."
-            )
-        if pool.blocks_for(sequence.max_length) > pool.num_blocks:
-            return (
-                f"Request {request.id!r} has {new}: {pool.blocks_for(sequence.max_length)} blocks "
-                f"of KV, and the pool has {pool.num_blocks}."
-            )
-        return ""
 
 
 def _check_pool(pool: BlockAllocator, runner: Runner) -> None:
