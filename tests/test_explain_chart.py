@@ -61,6 +61,8 @@ def bars() -> Chart:
         (1024, "1,024"),
         (1e-5, "0.00001"),
         (-2.5, "-2.5"),
+        (float("inf"), "endless"),
+        (float("nan"), "no number"),
     ],
 )
 def test_numbers_are_written_as_prose_writes_them(value: float, text: str) -> None:

@@ -183,6 +183,19 @@ class LabPage:
         code = [c for c in self.source()["cells"] if c["cell_type"] == "code"]
         return [c["id"] for c in code].index(cell_id)
 
+    def run_to_error(self, cell_id: str, timeout: float = 120) -> str:
+        """Run all cells; returns the error at this one, once it's there, as a reader sees it."""
+        self.command("notebook:run-all-cells")
+        index = self.index(cell_id)
+        self.page.wait_for_function(
+            """index => [...jupyterapp.shell.currentWidget.content.model.cells]
+                 .filter(c => c.type === 'code')[index].outputs.toJSON()
+                 .some(o => o.output_type === 'error')""",
+            arg=index,
+            timeout=timeout * 1000,
+        )
+        return self.output(index).inner_text()
+
     def errors(self) -> list[str]:
         """The error of each cell that failed."""
         return [cell.error for cell in self.cells() if cell.error]

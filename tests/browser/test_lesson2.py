@@ -79,13 +79,6 @@ def test_the_lesson_runs_meets_the_cliff_and_goes_on(courseware, lab):
 
 def test_a_student_without_a_prediction_reads_one_sentence(courseware, lab):
     lab.open(f"lessons/{LESSON}/{LESSON}.ipynb")
-    lab.command("notebook:run-all-cells")
-    first = lab.index("measure_kv")
-    lab.page.wait_for_function(
-        """index => [...jupyterapp.shell.currentWidget.content.model.cells]
-             .filter(c => c.type === 'code')[index].outputs.length > 0""",
-        arg=first,
-        timeout=90_000,
-    )
-    assert "commit your prediction first" in lab.cells()[first].error
-    assert "Traceback" not in lab.output(first).inner_text()
+    shown = lab.run_to_error("measure_kv")
+    assert "commit your prediction first" in shown
+    assert "Traceback" not in shown

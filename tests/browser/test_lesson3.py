@@ -39,14 +39,6 @@ def test_the_lesson_runs_and_its_stepper_works_by_keyboard(courseware, lab):
 
 def test_a_student_without_a_prediction_reads_one_sentence(courseware, lab):
     lab.open(f"lessons/{LESSON}/{LESSON}.ipynb")
-    lab.command("notebook:run-all-cells")
-    first = lab.index("measure_padding")
-    lab.page.wait_for_function(
-        """index => [...jupyterapp.shell.currentWidget.content.model.cells]
-             .filter(c => c.type === 'code')[index].outputs.toJSON()
-             .some(o => o.output_type === 'error')""",
-        arg=first,
-        timeout=120_000,
-    )
-    assert "commit your prediction first" in lab.cells()[first].error
-    assert "Traceback" not in lab.output(first).inner_text()
+    shown = lab.run_to_error("measure_padding")
+    assert "commit your prediction first" in shown
+    assert "Traceback" not in shown

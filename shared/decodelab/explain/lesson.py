@@ -5,9 +5,11 @@ as JSON, so that they travel inside the notebook. When a grader runs the noteboo
 those measurements: a student is judged by their own machine. Nothing here measures or draws.
 """
 
+import contextlib
 import json
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -275,7 +277,7 @@ def preflight_rows(lesson: Lesson) -> list[tuple[str, str]]:
         ("model", f"{lesson.shape_name}, {shape.parameters / 1e6:,.0f} M random weights"),
         ("weights", f"{shape.parameters * size / 1e9:.2f} GB"),
         ("versions", f"Python {sys.version.split()[0]}, torch {torch.__version__}"),
-        ("time", "1 to 3 minutes of measuring, 60-90 minutes of thinking"),
+        ("time", "1 to 4 minutes of measuring, one to three hours of thinking"),
     ]
     if lesson.device.type != "cuda":
         how = "Runtime > Change runtime type > T4 GPU" if in_colab() else "a GPU is not needed"
@@ -287,4 +289,14 @@ def device_name(device: torch.device) -> str:
     """Return a device's name in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself, where the system tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return f"CPU {value.strip()}"
+    return f"CPU {platform.processor() or platform.machine()}"

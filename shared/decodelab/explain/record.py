@@ -1,7 +1,8 @@
 """Record one run of this device as JSON, for people who don't have such a device.
 
 `python -m decodelab.explain.record` measures what Lesson 1 measures, at this device's real size,
-and writes one file into `recorded/`. A lesson shows these runs as recorded, never as the reader's.
+and writes one file into `recorded/`; with `--engines`, the two engines that Lesson 4 compares. A
+lesson shows these runs as recorded, never as the reader's.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from decodelab.measure import (
     pick_dtype,
 )
 from decodelab.predict import SHAPES
+from decodelab.serve import azure
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -85,12 +87,31 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
+def record_engines(shape: str) -> Path:
+    """Our engine and the other one that is installed, under Lesson 4's load; returns the file."""
+    from decodelab.explain.serving_lesson import RECORDED, ServingLesson, packed
+
+    lab = ServingLesson("recording", shape)
+    lab.start(max_batch=8, token_budget=256)
+    if lab.rival(max_batch=8, token_budget=256) is None:
+        raise SystemExit("There is no other engine to record.")
+    pair = lab.compare("recording", azure("conversation", 48, scale=16), users=8)
+    RECORDED.parent.mkdir(parents=True, exist_ok=True)
+    fields = dict(zip(("ours", "theirs"), map(packed, pair), strict=True))
+    RECORDED.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    return RECORDED
+
+
 def main() -> None:
-    """Write recorded/DEVICE.json."""
+    """Write recorded/DEVICE.json, or with --engines what Lesson 4 shows without another engine."""
     parser = argparse.ArgumentParser(description="Record one run of this device.")
     parser.add_argument("--shape", choices=SHAPES, help="default: what Lesson 1 uses here")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--engines", action="store_true", help="Lesson 4's two engines")
     options = parser.parse_args()
+    if options.engines:
+        print(f"wrote {record_engines(options.shape or '25M')}")
+        return
     data = make_recording(options.shape or default_shape(pick_device()))
     name = "".join(c if c.isalnum() else "_" for c in data["device"].lower())
     options.folder.mkdir(parents=True, exist_ok=True)

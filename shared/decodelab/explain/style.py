@@ -6,7 +6,7 @@ vermilion is kept for what breaks: an SLO missed, memory run out, a request pree
 """
 
 from dataclasses import dataclass
-from math import floor, log10
+from math import floor, isfinite, isnan, log10
 
 # Where a figure can't follow the page's theme it brings its own paper and ink.
 PAPER, INK, FAINT = "#fbfaf7", "#333333", "#e2e0da"
@@ -56,6 +56,8 @@ ROLES = {
 
 def say(value: float) -> str:
     """Write a number as prose does: 1,024 whole, others to three digits (0.207, 23.8, 2,690)."""
+    if not isfinite(value):
+        return "no number" if isnan(value) else "endless"
     if value == int(value):
         return f"{int(value):,}"
     digits = 2 - floor(log10(abs(value)))
