@@ -51,6 +51,7 @@ bench: $(VENV)/.test
 	$(BIN)/python tests/bench/decode.py
 	$(BIN)/python tests/bench/slider.py
 	$(BIN)/python tests/bench/serving.py
+	$(BIN)/python tests/bench/endpoints.py
 
 # Writes one recorded run of this device, which lessons show to people without one.
 record: $(VENV)/.lab

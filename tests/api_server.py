@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import httpx
 import uvicorn
 from decodelab.predict import HARDWARE, SHAPES
-from decodelab.serve import Engine, Result, RooflineRunner
+from decodelab.serve import BlockAllocator, Engine, Result, RooflineRunner
 from decodelab.serve.api import Server, create_app
 from decodelab.serve.async_engine import AsyncEngine
 
@@ -126,10 +126,15 @@ def open_files() -> int:
 
 @contextmanager
 def serve(
-    runner: ToyRunner | None = None, *, max_batch: int = 8, drain_seconds: float = 5, **options
+    runner: ToyRunner | None = None,
+    *,
+    max_batch: int = 8,
+    allocator: type[BlockAllocator] = BlockAllocator,
+    drain_seconds: float = 5,
+    **options,
 ) -> Iterator[Running]:
     """A server for a test, its model "toy"; shut down at the end, as by SIGTERM."""
-    engine = Engine(runner or ToyRunner(), max_batch=max_batch)
+    engine = Engine(runner or ToyRunner(), max_batch=max_batch, allocator=allocator)
     app = create_app(engine, Bytes(), model="toy", **options)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -8,6 +8,7 @@ import time
 import httpx
 import openai
 import pytest
+from decodelab.serve import BlockAllocator, SharingAllocator
 
 from tests.api_server import Bytes, ToyRunner, eventually, serve
 
@@ -337,6 +338,16 @@ def test_metrics_add_up():
         assert itl == pytest.approx(parts[2])
         assert value("vllm:kv_cache_usage_perc") == 0
         assert value("vllm:cache_config_info", block_size="16", num_gpu_blocks="512") == 1
+
+
+@pytest.mark.parametrize(("allocator", "cached"), [(BlockAllocator, 0), (SharingAllocator, 32)])
+def test_prompt_tokens_that_another_had_computed_are_told(allocator, cached):
+    with serve(allocator=allocator) as toy:
+        for found in (0, cached):
+            usage = toy.post("/v1/completions", prompt=[5] * 40, max_tokens=2).json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == found
+        assert toy.metric("vllm:prefix_cache_hits_total") == cached
+        assert toy.metric("vllm:prefix_cache_queries_total") == (80 if cached else 0)
 
 
 def test_importing_serve_needs_no_web_framework():

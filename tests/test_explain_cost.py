@@ -270,8 +270,8 @@ def test_the_readers_own_model_of_a_step_replaces_the_roofline(cost: Cost) -> No
 def test_measured_points_are_those_of_the_nearest_context_and_say_so(cost: Cost) -> None:
     more = {(4, 512): 0.02} | dict(cost.measured)
     both = replace(cost, measured=more)
-    assert named(both.figure(USD, 1.0, 8, 400))["measured, context 512"].x == (4,)
-    assert named(both.figure(USD, 1.0, 8, 4096))["measured, context 2,048"].x == (1, 16, 64)
+    assert named(both.figure(USD, 1.0, 8, 400))["measured at 512"].x == (4,)
+    assert named(both.figure(USD, 1.0, 8, 4096))["measured at 2,048"].x == (1, 16, 64)
     assert "Nothing measured yet." in replace(cost, measured={}).readout(USD, 1.0, 8, 2048)
 
 

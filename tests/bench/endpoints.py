@@ -77,9 +77,9 @@ def rounds(
 
 
 def table(title: str, results: dict[str, LoadResult]) -> list[dict]:
-    """Print a row per engine, and return them; ratios are ours over theirs."""
-    print(f"\n{title}\nengine        tokens/s  ours x  TTFT p50, p95 s  TPOT p50, p95 ms   e2e s"
-          "  = queue prefill  decode   http  client CPU  failed")  # fmt: skip
+    """Print a row per engine, and return them; a ratio above 1 means that ours is better."""
+    print(f"\n{title}\nengine        tokens/s   ratio  TTFT p50, p95 s  TPOT p50, p95 ms   E2E s"
+          "  ratio = queue prefill  decode    http  client CPU  failed")  # fmt: skip
     ours, rows = next(iter(results.values())), []
     for name, result in results.items():
         terms = result.terms()
@@ -87,7 +87,8 @@ def table(title: str, results: dict[str, LoadResult]) -> list[dict]:
             "engine": name,
             "seconds": result.seconds,
             "tokens_per_second": result.tokens_per_second,
-            "ours_over_it": ours.tokens_per_second / result.tokens_per_second,
+            "tokens_ratio": ours.tokens_per_second / result.tokens_per_second,
+            "e2e_ratio": result.e2e.mean / ours.e2e.mean,
             "ttft": [result.ttft.p50, result.ttft.p95],
             "tpot": [result.tpot.p50, result.tpot.p95],
             "e2e_mean": result.e2e.mean,
@@ -101,10 +102,10 @@ def table(title: str, results: dict[str, LoadResult]) -> list[dict]:
         rows.append(row)
         shown = [f"{terms[term]:8.3f}" if term in terms else "       -" for term in TERMS]
         print(
-            f"{name:12}{result.tokens_per_second:>10.1f}{row['ours_over_it']:>8.2f}"
+            f"{name:12}{result.tokens_per_second:>10.1f}{row['tokens_ratio']:>8.2f}"
             f"{result.ttft.p50:>9.2f}{result.ttft.p95:>8.2f}"
             f"{result.tpot.p50 * 1e3:>10.0f}{result.tpot.p95 * 1e3:>8.0f}"
-            f"{result.e2e.mean:>10.3f}  {''.join(shown)}{result.cpu_share:>10.1%}"
+            f"{result.e2e.mean:>10.3f}{row['e2e_ratio']:>7.2f}{''.join(shown)}{result.cpu_share:>11.1%}"
             f"{len(result.unfinished):>8}",
             flush=True,
         )

@@ -86,7 +86,7 @@ class Cost:
             utilization=share,
             predicted=self.curve(context),
             measured=own,
-            measured_name=f"measured, context {say(near)}",
+            measured_name=f"measured at {say(near)}",
             tpot_slo=self.tpot_slo,
             prices=self.prices,
             marker=batch,

@@ -4,7 +4,8 @@ An HTML element that is updated and at the end emptied, not tqdm's widget: a sav
 show that one as "Error displaying widget: model not found" wherever it is opened again.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from html import escape
 from time import monotonic
 
@@ -15,14 +16,21 @@ from IPython.display import display
 def progress(iterable: Iterable, *, total: int | None = None, unit: str = "step") -> Iterator:
     """Yield from `iterable` below a bar that goes away at the end; outside a notebook, no bar."""
     total = len(iterable) if total is None else total
+    with counted(total, unit) as tell:
+        for done, item in enumerate(iterable, 1):
+            yield item
+            tell(done)
+
+
+@contextmanager
+def counted(total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """The same bar for what counts by itself: a function of how many are done."""
     if not hasattr(get_ipython(), "kernel"):
-        yield from iterable
+        yield lambda done: None
         return
     start, handle = monotonic(), display(_bar(0, total, unit, 0), raw=True, display_id=True)
     try:
-        for done, item in enumerate(iterable, 1):
-            yield item
-            handle.update(_bar(done, total, unit, monotonic() - start), raw=True)
+        yield lambda done: handle.update(_bar(done, total, unit, monotonic() - start), raw=True)
     finally:
         handle.update({"text/html": "", "text/plain": ""}, raw=True)
 

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from decodelab.explain.lesson import Lesson, device_name
+from decodelab.explain.lesson import Lesson, cpu_name, device_name
+from decodelab.explain.progress import counted
 from decodelab.measure import save_pretrained, smollm2
 from decodelab.serve import Request, scrape
 from decodelab.serve.launch import ADVICE, Endpoint, Program, Server, engines, launch
@@ -112,6 +113,11 @@ class ServingLesson(Lesson):
         """All cores but one on a CPU: the client needs it."""
         return max(1, (os.cpu_count() or 2) - 1) if self.device.type == "cpu" else None
 
+    def _device(self) -> str:
+        """What the engines run on; on a CPU with their threads, which are not the notebook's."""
+        threads = self._threads()
+        return f"{cpu_name()}, threads: {threads}" if threads else device_name(self.device)
+
     def _launch(self, kind: str, **settings: int) -> Server:
         server = launch(
             kind,
@@ -151,16 +157,20 @@ class ServingLesson(Lesson):
         requests: Iterable[Request],
         users: int | None,
     ) -> LoadResult:
+        requests = tuple(requests)
         if self.live and server is None:
             raise ValueError("No server runs yet: run the cell with lab.start(...) first.")
 
         def run() -> dict:
             from decodelab.serve.loadtest import closed_loop, open_loop  # needs the extra `serve`
 
-            about = {"device": device_name(self.device), "shape": self.shape_name}
-            if users is None:
-                return packed(open_loop(server.url, requests, about=about))
-            return packed(closed_loop(server.url, requests, users, about=about))
+            about = {"device": self._device(), "shape": self.shape_name}
+            about |= {"version": server.version}  # not every server tells it
+            with counted(len(requests), "request") as tell:
+                how = {"progress": tell, "about": about}
+                if users is None:
+                    return packed(open_loop(server.url, requests, **how))
+                return packed(closed_loop(server.url, requests, users, **how))
 
         result = unpacked(self.stored(name, run))
         for error in sorted({record.error for record in result.unfinished}):

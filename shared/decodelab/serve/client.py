@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from .request import Request
 T = TypeVar("T")
 REFUSED = (429, 503)  # the server is full, or on its way down
 PROBE = Request([1, 2, 3, 4], 2)
+POLL = 0.2  # seconds
 USAGE = {"stream_options": {"include_usage": True}}
 # What an engine needs to hear beside the plain request, the richest first: a prompt of token ids,
 # tokens for which no EOS counts, and the ids of the answer, by which tokens are counted.
@@ -192,10 +193,11 @@ def record(request: Request, due: float, exchange: Exchange, start: float) -> Re
     )
 
 
-def apart(main: Coroutine[Any, Any, T]) -> T:
+def apart(main: Coroutine[Any, Any, T], meanwhile: Callable[[], object] = bool) -> T:
     """`asyncio.run` in a thread of its own, as a notebook's own loop runs in this one.
 
-    An interrupt cancels it and waits until its connections are closed.
+    This thread calls `meanwhile` some times a second. An interrupt cancels `main` and waits until
+    its connections are closed.
     """
     task: list[tuple[asyncio.AbstractEventLoop, asyncio.Task]] = []
 
@@ -206,6 +208,8 @@ def apart(main: Coroutine[Any, Any, T]) -> T:
     with ThreadPoolExecutor(1, "loadtest") as pool:
         future = pool.submit(asyncio.run, noted())
         try:
+            while wait([future], timeout=POLL).not_done:
+                meanwhile()
             return future.result()
         except KeyboardInterrupt:
             with suppress(RuntimeError):  # over already

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Send = Callable[[Request, float], Awaitable[None]]  # a request, and when it's due
+Answer = tuple[Request, float, Exchange]
 WARM_TOKENS = 4
 BUSY, LATE = 0.7, 0.05  # of a core; seconds at p99: beyond, the client shapes what it measures
 SETTLE = 1.0  # seconds for the server's counters to follow
@@ -47,12 +48,13 @@ def open_loop(
     requests: Iterable[Request],
     *,
     warmup: int = 2,
-    progress: bool = True,
+    progress: bool | Callable[[int], object] = True,
     about: Mapping[str, str] | None = None,
 ) -> LoadResult:
     """Send each request when it's due, its `arrival` after the start, whatever became of others.
 
     `to`: an URL, or what `connect` returns. `warmup` short requests go before, and don't count.
+    `progress` may be a function of the number of answers, to be called some times a second.
     What fails is a record with its error; a server that takes no request at all is a
     ConnectionError before the test.
     """
@@ -77,7 +79,7 @@ def closed_loop(
     concurrency: int,
     *,
     warmup: int = 2,
-    progress: bool = True,
+    progress: bool | Callable[[int], object] = True,
     about: Mapping[str, str] | None = None,
 ) -> LoadResult:
     """`concurrency` users share `requests`: each sends the next when the last is answered.
@@ -127,7 +129,7 @@ def _load(
     arrive: Callable[[Send], Awaitable[None]],
     kind: str,
     warmup: int,
-    progress: bool,
+    progress: bool | Callable[[int], object],
     about: Mapping[str, str] | None,
 ) -> LoadResult:
     """Connect, warm up, read the server's counters, run, and read them again."""
@@ -138,10 +140,14 @@ def _load(
         Request(request.prompt[::-1], min(WARM_TOKENS, request.max_tokens))  # not in a prefix cache
         for request in requests[:warmup]
     ]
-    apart(_run(client, warm, _users(warm, max(1, warmup)), lambda: None))
+    apart(_run(client, warm, _users(warm, max(1, warmup)), []))
     before = _scrape(client)
-    with tqdm(total=len(requests), unit="request", leave=False, disable=not progress) as bar:
-        answers, seconds, cpu = apart(_run(client, requests, arrive, bar.update))
+    answers: list[Answer] = []
+    bar = tqdm(total=len(requests), unit="request", leave=False, disable=progress is not True)
+    with bar:
+        tell = progress if callable(progress) else lambda count: bar.update(count - bar.n)
+        test = _run(client, requests, arrive, answers)
+        seconds, cpu = apart(test, lambda: tell(len(answers)))
     start = min(due for _, due, _ in answers)
     records = tuple(
         record(request, due, exchange, start)
@@ -163,21 +169,19 @@ async def _run(
     client: Client,
     requests: Sequence[Request],
     arrive: Callable[[Send], Awaitable[None]],
-    done: Callable[[], object],
-) -> tuple[list[tuple[Request, float, Exchange]], float, float]:
-    """All answers, wall seconds, and CPU seconds of this thread, which does nothing else."""
+    answers: list[Answer],
+) -> tuple[float, float]:
+    """Fill `answers`; wall seconds, and CPU seconds of this thread, which does nothing else."""
     bodies = {id(request): client.body(request) for request in requests}
-    answers = []
     async with client.session() as session:
 
         async def send(request: Request, due: float) -> None:
             exchange = await ask(session, client, bodies[id(request)])
             answers.append((request, due, exchange))
-            done()
 
         wall, cpu = time.perf_counter(), time.thread_time()
         await arrive(send)
-        return answers, time.perf_counter() - wall, time.thread_time() - cpu
+        return time.perf_counter() - wall, time.thread_time() - cpu
 
 
 def _scrape(client: Client) -> scrape.Scrape:
