@@ -61,14 +61,14 @@ SITUATIONS = {
     "d1": Situation(ails="batch limit", load=arrivals(5, CHAT), max_batch=2),
     "d2": Situation(ails="nothing", load=arrivals(2.5, CHAT)),
     "d3": Situation(
-        ails="the load generator", load=one_by_one(36), wish=" Its owner wants 3 answers a second."
+        ails="the load generator", load=one_by_one(70), wish=" Its owner wants 6 answers a second."
     ),
-    "d4": Situation(ails="KV pool", load=arrivals(3, (48, 96)), max_batch=32, blocks=48),
+    "d4": Situation(ails="KV pool", load=arrivals(6, (48, 96)), max_batch=32, blocks=48),
     "d5": Situation(
         ails="clients give up", load=arrivals(1.2, CHAT, (64, 320), (64, 320)), patience=4
     ),
     "d6": Situation(
-        ails="token budget", load=arrivals(0.9, CHAT, CHAT, (900, 16)), token_budget=8192
+        ails="token budget", load=arrivals(2.5, CHAT, CHAT, (1200, 16)), token_budget=8192
     ),
 }
 
