@@ -68,7 +68,7 @@ SITUATIONS = {
         ails="clients give up", load=arrivals(1.2, CHAT, (64, 320), (64, 320)), patience=4
     ),
     "d6": Situation(
-        ails="token budget", load=arrivals(1.5, CHAT, CHAT, (1000, 16)), token_budget=8192
+        ails="token budget", load=arrivals(1.6, CHAT, (1000, 16)), token_budget=8192
     ),
 }
 
