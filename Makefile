@@ -13,7 +13,7 @@ ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: lab serve vllm test quick lint release grade bench record pictures colab clean
 
-lab: $(VENV)/.lab
+lab: $(VENV)/.smollm2
 	$(BIN)/python -m jupyter lab $(ROOT_FLAG) --LabApp.default_url=/lab/tree/lessons/README.md $(LAB)
 
 # A real model of 135M parameters behind an OpenAI-compatible endpoint.

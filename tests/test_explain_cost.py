@@ -239,8 +239,8 @@ def test_the_readout_says_where_each_api_is_met_and_what_ends_the_batch(
     share = usd_per_million_tokens(USD, speed) / 0.18
     assert share < 1
     for words in (
-        f"cheaper than Together ($0.18) from {100 * share:.1f}% utilization on",
-        "Groq ($0.08) stays cheaper",
+        f"cheaper than Llama-3.1-8B, Together ($0.18) from {100 * share:.1f}% utilization on",
+        "llama-3.1-8b-instant, Groq ($0.08) stays cheaper",
         f"Largest batch {largest_batch(curve, 0.02).batch}: ",
         "over the TPOT of 20 ms",
         "Nearest measurement, batch 64 at context 2,048",

@@ -58,6 +58,13 @@ def test_a_lesson_holds_no_answer_anywhere(lesson: str) -> None:
     assert leaks(source, read_released(ROOT, lesson)) == []
 
 
+@pytest.mark.parametrize("lesson", written())
+def test_a_dollar_sign_of_prose_is_escaped_lest_two_make_a_formula(lesson: str) -> None:
+    for cell in read_lesson(lesson)[0].cells:
+        prose = re.sub(r"`[^`]*`", "", cell.source) if cell.cell_type == "markdown" else ""
+        assert not re.search(r"(?<!\\)\$", prose), f"{cell['id']} has a bare dollar sign"
+
+
 @pytest.mark.parametrize("lesson", REAL)
 def test_the_quiz_file_shows_no_sentence_of_it(lesson: str) -> None:
     text = (ROOT / QUIZZES / f"{lesson}.json").read_text(encoding="utf-8")

@@ -57,9 +57,9 @@ def test_a_packed_load_test_is_plain_json_and_comes_back_to_a_tenth_of_a_millise
     assert back.terms()["queue"] == pytest.approx(0.1)
 
 
-def test_engines_differ_term_by_term_without_sign():
+def test_engines_differ_term_by_term_ours_minus_theirs():
     apart = difference(loaded(queue=0.1, decode=0.2), loaded(queue=0.3, decode=0.15))
-    assert apart["queue"] == pytest.approx(0.2)
+    assert apart["queue"] == pytest.approx(-0.2)
     assert apart["decode"] == pytest.approx(0.05)
     assert apart["prefill"] == pytest.approx(0.0)
 
@@ -69,7 +69,7 @@ def test_beside_a_server_without_such_metrics_the_client_tells_two_terms():
     assert apart == dict.fromkeys(TERMS, 0.0)
     late = replace(loaded().records[0], due=-0.1)
     apart = difference(loaded(), loaded(server={}, records=(late,)))
-    assert apart["prefill"] == pytest.approx(0.1)
+    assert apart["prefill"] == pytest.approx(-0.1)
     assert apart["decode"] == pytest.approx(0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument(
         "model",
         help="a Hugging Face folder or hub id, a *.gguf file, 'smollm2' for the small real model, "
@@ -42,7 +44,6 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="auto: by the device")
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("DECODELAB_API_KEY"),
         help="what clients must show; better set as DECODELAB_API_KEY, which no process list shows",
     )
     parser.set_defaults(run=_serve)
@@ -55,13 +56,25 @@ def _serve(args: argparse.Namespace) -> None:
     from decodelab.serve import Engine
     from decodelab.serve.api import create_app, run
 
+    with socket.socket() as probe:  # before the model is loaded
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((args.host, args.port))
+        except OSError as error:
+            raise ValueError(
+                f"{args.host}:{args.port} can't be had ({error}): take another --port."
+            ) from None
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     model, tokenizer = _load(args.model, args.dtype)
     runner = ModelRunner(model, args.blocks)
     engine = Engine(runner, max_batch=args.max_batch, token_budget=args.token_budget)
-    app = create_app(engine, tokenizer, model=args.model, api_key=args.api_key)
+    app = create_app(engine, tokenizer, model=args.model, api_key=_key(args))
     run(app, host=args.host, port=args.port)
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    return args.api_key or os.environ.get("DECODELAB_API_KEY")
 
 
 def _load(source: str, dtype_name: str) -> tuple:
@@ -96,7 +109,7 @@ def _load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=int, default=32, help="tokens, of the median request")
     parser.add_argument("--sigma", type=float, default=0.9, help="spread of lengths; 0 for none")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--api-key", default=os.environ.get("DECODELAB_API_KEY"))
+    parser.add_argument("--api-key", help="better set as DECODELAB_API_KEY")
     parser.add_argument("--save", help="write the result to this file")
     parser.set_defaults(run=_loadtest)
 
@@ -107,7 +120,7 @@ def _loadtest(args: argparse.Namespace) -> None:
 
     lengths = lognormal(args.prompt, args.output, args.requests, args.seed, sigma=args.sigma)
     requests = poisson(args.rate, lengths, args.requests, args.seed)
-    client = connect(args.url, api_key=args.api_key)
+    client = connect(args.url, api_key=_key(args))
     if args.users is None:
         found = open_loop(client, requests)
     else:

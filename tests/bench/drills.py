@@ -67,9 +67,7 @@ SITUATIONS = {
     "d5": Situation(
         ails="clients give up", load=arrivals(1.2, CHAT, (64, 320), (64, 320)), patience=4
     ),
-    "d6": Situation(
-        ails="token budget", load=arrivals(1.6, CHAT, (1000, 16)), token_budget=8192
-    ),
+    "d6": Situation(ails="token budget", load=arrivals(1.6, CHAT, (1000, 16)), token_budget=8192),
 }
 
 
@@ -90,11 +88,19 @@ def record(name: str, situation: Situation) -> Drill:
         return Drill(
             name=name,
             about=about(server),
-            client=counted(loading.result()) + situation.wish,
+            client=f"{said(situation)} {counted(loading.result())}{situation.wish}",
             seconds=round(seconds, 3),
             before=before,
             after=after,
         )
+
+
+def said(situation: Situation) -> str:
+    """What the server was told."""
+    return (
+        f"A server with {situation.max_batch} seats, a budget of {situation.token_budget} tokens a "
+        f"step, and {situation.blocks} KV blocks of 16."
+    )
 
 
 def page(url: str) -> str:

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from conftest import ROOT
-from lab import LabPage, lab_page
+from lab import LabPage, LabServer
 
 LESSON = "lesson4_serving_economics"
 SOURCE = f"solutions/{LESSON}/{LESSON}.ipynb"
@@ -35,15 +35,20 @@ def test_the_lesson_runs_beside_a_real_engine_and_its_sliders_redraw_the_chart(c
     assert lab.save().stat().st_size < 500_000
 
 
-def test_without_another_engine_the_lesson_shows_a_recorded_run(tmp_path, monkeypatch):
+def test_without_another_engine_the_lesson_shows_a_recorded_run(browser, tmp_path, monkeypatch):
     monkeypatch.setenv("DECODELAB_OTHER_ENGINE", "none")
     folder, home = tmp_path / "course", tmp_path / "home"
     shutil.copytree(ROOT / "solutions" / LESSON, folder / "solutions" / LESSON)
     home.mkdir()
-    with lab_page(folder, home) as lab:
+    server = LabServer(folder, home)
+    try:
+        lab = LabPage(browser.new_page(), server)
         run(lab)
         assert "No other engine" in lab.cells()[lab.index("rival")].text
         assert "Recorded, not measured here" in lab.cells()[lab.index("measure_rival")].text
+        lab.page.close()
+    finally:
+        server.stop()
 
 
 def test_a_student_without_a_prediction_reads_one_sentence(courseware, lab):

@@ -153,7 +153,7 @@ def _curve(deployment: Deployment, context: int, most: int, predicted: Callable 
 def _against(row: APIPrice, usd_per_hour: float, speed: float) -> str:
     """From which utilization on a machine at this speed costs less than an API bills for output."""
     even = break_even(usd_per_hour, speed, row.price.output)
-    api = f"{row.provider} ({dollars(row.price.output)})"
+    api = f"{row.name} ({dollars(row.price.output)})"
     if not even.possible:
         return f"{api} stays cheaper, even than a full machine."
     return f"It is cheaper than {api} from {say(100 * even.utilization)}% utilization on."

@@ -5,11 +5,9 @@ as JSON, so that they travel inside the notebook. When a grader runs the noteboo
 those measurements: a student is judged by their own machine. Nothing here measures or draws.
 """
 
-import contextlib
 import json
 import math
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -36,6 +34,7 @@ from decodelab.measure import (
     pick_device,
     pick_dtype,
 )
+from decodelab.measure.device import cpu_name
 from decodelab.measure.memory import available_bytes
 from decodelab.predict import HARDWARE, SHAPES, ModelShape
 from decodelab.serve import Engine, Request, RooflineRunner, summarize
@@ -98,6 +97,10 @@ class Lesson:
         payload = {"name": name, "predicted": guess, "unit": unit, "measured": {"value": value}}
         display(Stored(result, payload))
         return result
+
+    def ready(self, predicted: object) -> None:
+        """Ask for a prediction before a long measurement; NotCommittedError if it's no number."""
+        committed("this round", predicted)
 
     def record(self, name: str, run: Callable[[], dict]) -> dict:
         """Return the stored measurement when a grader replays this notebook, else `run()` it."""
@@ -199,16 +202,21 @@ class Lesson:
     def judge(self, question: str, letter: str, terms: Mapping[str, float]) -> None:
         """Answer a choice among measured terms (A is the first) by the reader's own numbers.
 
-        A term within 10% of the largest counts as largest: no measurement here is finer.
+        A term within 10% of the largest counts as largest: no measurement here is finer. Terms may
+        have signs, as those of a difference: then size counts.
         """
         letters = dict(zip("ABCD", terms, strict=False))
         if letter not in letters:
             state, text = "unanswered", f"Choose one of {', '.join(letters)} and run this again."
         else:
-            name, largest = letters[letter], max(terms.values())
-            state = "right" if terms[name] >= 0.9 * largest else "wrong"
-            share = terms[name] / sum(terms.values())
-            text = f"{name} makes {1e3 * terms[name]:.3g} ms of it here, {share:.0%}."
+            name, total = letters[letter], sum(terms.values())
+            largest = [
+                term for term in terms if abs(terms[term]) >= 0.9 * max(map(abs, terms.values()))
+            ]
+            state = "right" if name in largest else "wrong"
+            text = f"{name} makes {1e3 * terms[name]:.3g} of {1e3 * total:.3g} ms here."
+            if state == "right" and len(largest) > 1:
+                text += f" As large, to 10%: {', '.join(t for t in largest if t != name)}."
         show(Verdict(question=question, state=state, text=text))
 
     def fit(self, surface: Sequence[StepTiming]) -> tuple[StepTimeModel, list[StepTiming]]:
@@ -290,13 +298,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_name()}, {torch.get_num_threads()} threads"
-
-
-def cpu_name() -> str:
-    """Return what the processor calls itself, where the system tells."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return f"CPU {value.strip()}"
-    return f"CPU {platform.processor() or platform.machine()}"

@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from decodelab.explain.lesson import Lesson, cpu_name, device_name
+from decodelab.explain.lesson import Lesson, device_name
 from decodelab.explain.progress import counted
 from decodelab.measure import save_pretrained, smollm2
+from decodelab.measure.device import cpu_name
 from decodelab.serve import Request, scrape
 from decodelab.serve.launch import ADVICE, Endpoint, Program, Server, engines, launch
 from decodelab.serve.load_result import LoadResult, Record
@@ -215,7 +216,7 @@ def unpacked(fields: dict) -> LoadResult:
 
 
 def difference(ours: LoadResult, theirs: LoadResult) -> dict[str, float]:
-    """By how many seconds a request the two engines differ, term by term, without its sign.
+    """Ours minus theirs, mean seconds a request, term by term.
 
     A server without vLLM's metrics shows its client two terms: what comes before the first token
     stands under prefill, what comes after it under decode.
@@ -223,7 +224,7 @@ def difference(ours: LoadResult, theirs: LoadResult) -> dict[str, float]:
     a, b = ours.terms(), theirs.terms()
     if set(a) != set(TERMS) or set(b) != set(TERMS):
         a, b = seen_by_client(ours), seen_by_client(theirs)
-    return {name: abs(a[name] - b[name]) for name in TERMS}
+    return {name: a[name] - b[name] for name in TERMS}
 
 
 def seen_by_client(result: LoadResult) -> dict[str, float]:

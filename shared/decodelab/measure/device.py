@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+from pathlib import Path
+
 import torch
 
 DTYPE_NAMES = {
@@ -33,3 +37,13 @@ def pick_dtype(device: torch.device | str | None = None) -> torch.dtype:
 def element_bytes(dtype: torch.dtype) -> int:
     """Bytes that one element takes."""
     return torch.empty(0, dtype=dtype).element_size()
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, where the system tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return f"CPU {value.strip()}"
+    return f"CPU {platform.processor() or platform.machine()}"

@@ -31,6 +31,8 @@ from .token_stream import QueueFullError
 ERRORS = {status: {"model": ErrorBody} for status in (400, 401, 404, 413, 429, 500, 503)}
 ANSWERS = {**ERRORS, 200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
+NO_PAGES = {"docs_url": None, "redoc_url": None}  # they would fetch scripts from a CDN
+
 
 def create_app(
     engine: Engine,
@@ -61,7 +63,7 @@ def create_app(
         title="decodelab",
         version=__version__,
         lifespan=lifespan,
-        redoc_url=None,
+        **NO_PAGES,
         redirect_slashes=False,
     )
     app.state.engine = serving
@@ -182,6 +184,8 @@ def add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     async def invalid(http: HttpRequest, failure: RequestValidationError) -> Response:
         first, *_ = failure.errors()
+        if "json" not in http.headers.get("content-type", ""):
+            return error(400, "Send JSON, with the header Content-Type: application/json.")
         if first["type"] == "json_invalid":
             return error(400, f"The body is no JSON: {first['ctx']['error']}.")
         field = first["loc"][1:2]  # all that is wrong with it, since it may be of several types

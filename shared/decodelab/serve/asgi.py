@@ -16,7 +16,7 @@ from .protocol import error_body
 from .reply import Reply
 
 RETRY_SECONDS = "1"
-OPEN_PATHS = ("/health", "/metrics", "/version", "/docs", "/openapi.json")  # to all, key or not
+OPEN_PATHS = ("/health", "/metrics", "/version", "/openapi.json")  # to all, key or not
 
 
 class Json(JSONResponse):
