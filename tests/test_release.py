@@ -58,11 +58,11 @@ def test_a_lesson_holds_no_answer_anywhere(lesson: str) -> None:
     assert leaks(source, read_released(ROOT, lesson)) == []
 
 
-@pytest.mark.parametrize("lesson", written())
+@pytest.mark.parametrize("lesson", REAL)
 def test_a_dollar_sign_of_prose_is_escaped_lest_two_make_a_formula(lesson: str) -> None:
-    for cell in read_lesson(lesson)[0].cells:
-        prose = re.sub(r"`[^`]*`", "", cell.source) if cell.cell_type == "markdown" else ""
-        assert not re.search(r"(?<!\\)\$", prose), f"{cell['id']} has a bare dollar sign"
+    texts = (c for c in mutants.read_lesson(lesson)[0].cells if c.cell_type == "markdown")
+    prose = {text["id"]: re.sub(r"`[^`]*`", "", text.source) for text in texts}
+    assert [id for id, text in prose.items() if len(re.findall(r"(?<!\\)\$", text)) > 1] == []
 
 
 @pytest.mark.parametrize("lesson", REAL)
