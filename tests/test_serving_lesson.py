@@ -15,7 +15,7 @@ from decodelab.explain.serving_lesson import (
     unpacked,
 )
 from decodelab.serve import Request
-from decodelab.serve.launch import Endpoint
+from decodelab.serve.launch import Endpoint, Program
 from decodelab.serve.load_result import LoadResult, Record
 from decodelab.serve.scrape import E2E, STAGES
 
@@ -86,6 +86,18 @@ def test_an_engine_that_runs_is_taken_first_and_ours_never(lab, monkeypatch, cap
     assert "need not be this lesson's weights" in capsys.readouterr().out
     monkeypatch.setenv("DECODELAB_OTHER_ENGINE", "none")
     assert lab.rival() is None
+
+
+def test_an_engine_that_cannot_start_is_told_and_the_recorded_run_shown(lab, monkeypatch, capsys):
+    broken = Program(kind="transformers", version="5", command=("transformers",))
+    monkeypatch.setattr(serving_lesson, "engines", lambda: [broken])
+
+    def stopped(*_: object, **__: object) -> None:
+        raise RuntimeError("transformers stopped before it answered: accelerate is missing")
+
+    monkeypatch.setattr(serving_lesson, "launch", stopped)
+    assert lab.rival(max_batch=8) is None
+    assert "accelerate is missing" in capsys.readouterr().out
 
 
 def test_without_another_engine_a_recorded_pair_says_that_it_is_one(lab, monkeypatch, capsys):

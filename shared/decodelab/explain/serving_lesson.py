@@ -144,7 +144,11 @@ class ServingLesson(Lesson):
             if found.kind == "decodelab" or wanted not in (None, found.kind):
                 continue
             if isinstance(found, Program):
-                self._other = self._launch(found.kind, **settings)
+                try:
+                    self._other = self._launch(found.kind, **settings)
+                except RuntimeError as error:  # installed, and not able to run: the next, then
+                    print(str(error)[-500:])
+                    continue
             else:
                 self._other = found
                 print(f"It serves {found.model}, which need not be this lesson's weights.")

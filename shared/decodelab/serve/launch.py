@@ -27,7 +27,7 @@ ADVICE = {  # for each kind of engine, how to get it
     "decodelab": "Run: pip install 'decodelab[serve]'",
     "vllm": "On a CPU run `make vllm`, or set VLLM_VENV to a venv that has it; on a GPU, pip "
     "install vllm into a venv of its own.",
-    "transformers": "Run: pip install 'transformers[serving]'",
+    "transformers": "Run: pip install 'transformers[serving]' accelerate",
 }
 PORTS = (8000,)  # where `engines` looks for one that runs
 GUARD = Path(__file__).with_name("guard.py")
